@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from whale_nebula.config.schema import Elastic
 from whale_nebula.hardware import ClusterInfo, Clusters
 from whale_nebula.ir.program import Constraints
 from whale_nebula.planner.chain import Layers
-from whale_nebula.planner.cluster_costs import Measured, build_problem
+from whale_nebula.planner.cluster_costs import Measured, MeasuredBlocks, build_problem
 from whale_nebula.planner.problem import Options, Problem
 from whale_nebula.planner.space import add_written_stages, pin_blocks
 
@@ -18,7 +18,8 @@ from whale_nebula.planner.space import add_written_stages, pin_blocks
 class PlanningInput:
     """What the planning problem of a program is built from, for any clusters: its layers, the user's options,
     constraints of scopes and codec of crossings, the measured blocks of each cluster, and `homes`, the clusters that
-    have an input, by its number, for inputs that some clusters lack.
+    have an input, by its number, for inputs that some clusters lack. `read_costs` reads the measured blocks of this
+    machine, as they are stored by then.
     """
 
     layers: Layers
@@ -27,6 +28,7 @@ class PlanningInput:
     compress: str | None = None
     constraints: Constraints = field(default_factory=Constraints)
     homes: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    read_costs: Callable[[], MeasuredBlocks] | None = None
 
     def build_problem(self, clusters: Clusters) -> Problem:
         """The planning problem for these clusters."""

@@ -46,30 +46,57 @@ def measure_blocks(
     tensors: Sequence[Any] | None = None,
     *,
     completes: bool = True,
+    keys: BlockKeys | None = None,
 ) -> MeasuredBlocks:
     """Seconds of a step's blocks for batches of these rows, by `sizes`: earlier measurements of this machine, completed
     by new ones within a budget of seconds, or, unless it `completes` them, only replaced if there are none. `tensors`
     are a batch, if there is one.
     """
-    threading = tf.config.threading
-    subgraphs = list(list_subgraphs(captured.program, layers.ops))
-    settings = str((threading.get_intra_op_parallelism_threads(), threading.get_inter_op_parallelism_threads()))
-    keys = {(each.kind, each.block, rows): each.key(own, settings) for each in subgraphs for rows, own in sizes.items()}
+    own = find_block_keys(captured, layers, sizes) if keys is None else keys
     known = read_blocks()
     lacking = any if completes else all
-    if budget and lacking(key not in known for key in keys.values()):
+    if budget and lacking(key not in known for key in own.keys.values()):
         bench = _Bench(name, captured, sizes, tensors, budget, dict(known))
-        bench.measure(_group_by_block(subgraphs), layers, keys)
+        bench.measure(_group_by_block(own.subgraphs), layers, own.keys)
         if bench.new_times:
             with suppress(OSError):  # a cache that cannot be written is not used
                 save_blocks(bench.new_times)
         known = bench.known_costs
-    found: dict[str, dict[int, Points]] = {}
-    for (kind, block, rows), key in keys.items():
-        if key in known:
-            found.setdefault(kind, {}).setdefault(block, {})[rows] = known[key].seconds
-    adding, call = (known[key].seconds if key in known else math.nan for key in (_adding_key(layers), CALL))
-    return MeasuredBlocks.from_points(found, len(layers.chain), adding, call, count_cores())
+    return own.collect_costs(known)
+
+
+@dataclass(frozen=True)
+class BlockKeys:
+    """The subgraphs of a step's blocks, the keys of their measurements by kind, block and rows, and that of the seconds
+    for `adding` a byte.
+    """
+
+    subgraphs: Sequence[Subgraph]
+    keys: Mapping[tuple[str, int, int], str]
+    count: int
+    adding: str
+
+    def collect_costs(self, known: Mapping[str, BlockTime]) -> MeasuredBlocks:
+        """The seconds of the blocks by these measurements."""
+        found: dict[str, dict[int, Points]] = {}
+        for (kind, block, rows), key in self.keys.items():
+            if key in known:
+                found.setdefault(kind, {}).setdefault(block, {})[rows] = known[key].seconds
+        adding, call = (known[key].seconds if key in known else math.nan for key in (self.adding, CALL))
+        return MeasuredBlocks.from_points(found, self.count, adding, call, count_cores())
+
+    def read_costs(self) -> MeasuredBlocks:
+        """The seconds of the blocks by the measurements of this machine that are stored now."""
+        return self.collect_costs(read_blocks())
+
+
+def find_block_keys(captured: Captured, layers: Layers, sizes: Mapping[int, Sizes]) -> BlockKeys:
+    """The keys of a step's blocks for batches of these rows, by `sizes`."""
+    threading = tf.config.threading
+    subgraphs = list(list_subgraphs(captured.program, layers.ops))
+    settings = str((threading.get_intra_op_parallelism_threads(), threading.get_inter_op_parallelism_threads()))
+    keys = {(each.kind, each.block, rows): each.key(own, settings) for each in subgraphs for rows, own in sizes.items()}
+    return BlockKeys(subgraphs, keys, len(layers.chain), _adding_key(layers))
 
 
 def _group_by_block(subgraphs: Sequence[Subgraph]) -> dict[int, dict[str, Subgraph]]:

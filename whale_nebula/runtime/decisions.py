@@ -33,7 +33,7 @@ from whale_nebula.planner.resizes import PlanningInput
 from whale_nebula.planner.search import search
 from whale_nebula.planner.stored_plans import find_stored_plan
 from whale_nebula.report.records import size
-from whale_nebula.runtime.block_costs import measure_blocks
+from whale_nebula.runtime.block_costs import BlockKeys, find_block_keys, measure_blocks
 from whale_nebula.runtime.clusters import complete, config_of, find_configured
 from whale_nebula.runtime.elastic_plans import build_slowed_problem, plan_resizes
 from whale_nebula.runtime.line_costs import complete_collectives, complete_lines
@@ -94,10 +94,11 @@ def decide(
     whole = explain_whole_batch(captured, layers)
     if options.micro_batch is None and whole:
         options, reasons = replace(options, micro_batch=1), [*reasons, f"the batch is not divided: {whole}"]
-    measured, slowness = measure_in_clusters(name, captured, layers, shapes, clusters, options, run, tensors)
+    measured, slowness, keys = measure_in_clusters(name, captured, layers, shapes, clusters, options, run, tensors)
     slow = [f"cluster {each} computes {times:.2g} times as long as its rates predict, as measured in an earlier run: "
             f"{slowness_path()}" for each, times in sorted(slowness.items())]  # fmt: skip
-    given = PlanningInput(layers, options, measured, limits.compress, constraints, homes)
+    read_costs = None if keys is None or run.alone else keys.read_costs
+    given = PlanningInput(layers, options, measured, limits.compress, constraints, homes, read_costs)
     first = Decision(
         layers, build_slowed_problem(given, clusters, slowness), (), find_grounds(layers, clusters, measured),
         str(limits.site), tuple(reasons), constraints=constraints, planning_input=given,
@@ -327,25 +328,27 @@ def measure_in_clusters(
     options: Options,
     run: Run,
     tensors: Sequence[Any] | None,
-) -> tuple[dict[str, MeasuredBlocks], dict[str, float]]:
+) -> tuple[dict[str, MeasuredBlocks], dict[str, float], BlockKeys | None]:
     """Seconds of blocks by cluster, measured here for the workers that this process is or represents and that have no
-    configured FLOP/s, with measurements of earlier runs; those of other workers are received from them.
+    configured FLOP/s, with measurements of earlier runs; those of other workers are received from them. Also the
+    slowdowns of clusters, and the keys of what was measured here.
     """
     own = [each for each in clusters.workers if is_local(each.machine)]
     if not run.alone:
         own = [each for each in clusters.workers if each.name == run.ledger.session.worker]
     unsaid = [each for each in own if lacks_speed(clusters, each)]
     program, count = captured.program, len(layers.chain)
-    found = None
+    found = keys = None
     if unsaid:
         points = _list_row_counts(options, layers)
         sizes = {rows: size_values(program, rows, set_rows(program.leaves, shapes, rows)) for rows in points}
         goes_on = bool(run.config.elastic) and run.here().epoch > 0  # with the measurements of the start before
-        blocks = measure_blocks(name, captured, layers, sizes, run.config.measure, tensors, completes=not goes_on)
+        keys, budget = find_block_keys(captured, layers, sizes), run.config.measure
+        blocks = measure_blocks(name, captured, layers, sizes, budget, tensors, completes=not goes_on, keys=keys)
         found = find_slowest([blocks], layers.rows)
     if run.alone:
         tables = {} if found is None else {cluster_of(each.name): found for each in unsaid}
-        return tables, read_slowness(clusters, True, tables)
+        return tables, read_slowness(clusters, True, tables), keys
     here = run.here().cluster
     shown = read_slowness(clusters, False, () if found is None else {here})
     part = {"blocks": {} if found is None else found.to_plain(), "slowness": shown.get(here, 0.0)}
@@ -357,7 +360,7 @@ def measure_in_clusters(
         slowness[cluster] = max(slowness.get(cluster, 0.0), costs["slowness"])
     slowest = {cluster: find_slowest(known, layers.rows) for cluster, known in every.items()}
     tables = {cluster: table for cluster, table in slowest.items() if table is not None}
-    return tables, {cluster: factor for cluster, factor in slowness.items() if factor}
+    return tables, {cluster: factor for cluster, factor in slowness.items() if factor}, keys
 
 
 def _list_row_counts(options: Options, layers: Layers) -> list[int]:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import whale_nebula
-from whale_nebula.hardware import Clusters
+from whale_nebula.hardware import Clusters, WorkerInfo
 from whale_nebula.hardware.measurements import read_slowness
 from whale_nebula.launch.placement import is_local
+from whale_nebula.planner.cluster_costs import find_slowest, lacks_speed
 from whale_nebula.planner.decision import Decision, slow_down
 from whale_nebula.planner.explanation import describe_need, describe_shape, round_size
 from whale_nebula.planner.problem import Problem
@@ -95,15 +96,25 @@ def _find_slowness(
 
 
 def _refresh_resizes(decision: Decision, slowness: Mapping[str, float], run: Run) -> tuple[PlannedResize, ...]:
-    """The resizes of a decision with slowdowns that were measured since."""
-    given = decision.planning_input
+    """The resizes of a decision with what is known by now: slowdowns that were measured since, and the blocks that all
+    processes of this host have measured, of which the last to be stored are used by the next start.
+    """
+    given, found = decision.planning_input, []
     if given is None:
-        return ()
-    found = []
+        return decision.resizes
+    stored = None if given.read_costs is None else find_slowest([given.read_costs()], given.layers.rows)
     for each in decision.resizes:
-        factors = _find_slowness(each.clusters, decision.clusters, slowness, given, run)
-        found.append(replace(each, problem=build_slowed_problem(given, each.clusters, factors)))
+        here = {c.name for c in each.clusters.clusters if any(_is_measured(each.clusters, w) for w in c.workers)}
+        measured = {**given.measured, **({} if stored is None else dict.fromkeys(here, stored))}
+        known = replace(given, measured=measured)
+        factors = _find_slowness(each.clusters, decision.clusters, slowness, known, run)
+        found.append(replace(each, problem=build_slowed_problem(known, each.clusters, factors)))
     return tuple(found)
+
+
+def _is_measured(clusters: Clusters, worker: WorkerInfo) -> bool:
+    """Whether the blocks of a worker are measured on this machine."""
+    return is_local(worker.machine) and lacks_speed(clusters, worker)
 
 
 # ---------------------------------------------------------------------- the search
@@ -131,8 +142,8 @@ class AdvanceSearch:
         if not self.is_needed:
             return
         self.end()
-        if slowness is not None:
-            decision = replace(decision, resizes=_refresh_resizes(decision, slowness, self.run))
+        factors = decision.slowness if slowness is None else slowness
+        decision = replace(decision, resizes=_refresh_resizes(decision, factors, self.run))
         self.decision, known = decision, read_plans()
         problems = [own for _, own in decision.list_resize_problems() if find_digest(own) not in known]
         if not problems:

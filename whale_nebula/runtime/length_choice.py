@@ -128,9 +128,10 @@ def _choose(
     ends = {}
     for length in {lengths[-1]: None, lengths[0]: None}:
         measured_name = f"{name} with sequences of {length}"
-        ends[length] = measure_in_clusters(
+        measured, slowness, _ = measure_in_clusters(
             measured_name, captured, chains[length], shapes[length], clusters, options, run, tensors
         )
+        ends[length] = measured, slowness
     found = {}
     for length in lengths:
         own = chains[length]

@@ -1,6 +1,6 @@
 """Worker: trains under `nb.auto_parallel`, and asks for another number of workers of npu once its plan is stored.
 
-`requests` has by epoch after which step how many workers are asked for.
+`requests` has by epoch after which step how many workers are asked for, and "by" whom, the process that searches.
 """
 
 import json
@@ -10,12 +10,13 @@ from typing import Any
 
 import keras
 import numpy as np
+import psutil
 
 import whale_nebula as nb
 from tests.processes.worker_reports import report_value
 from tests.processes.workers.elastic import STEPS, ResizeRequester
 from whale_nebula.planner.search import search
-from whale_nebula.planner.stored_plans import find_digest, read_plans
+from whale_nebula.planner.stored_plans import read_plans
 from whale_nebula.runtime.run import current_run
 
 ROWS, BATCH = 96, 16
@@ -25,18 +26,16 @@ class PlannedRequester(ResizeRequester):
     """Requests another number of workers when the plans for all next numbers are stored."""
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        epoch, done = str(nb.here().epoch), STEPS * self._epoch + batch + 1
-        if nb.here().lead and done == self._requests.get(epoch, [-1])[0]:
+        here, done = nb.here(), STEPS * self._epoch + batch + 1
+        if here.worker == self._requests["by"] and done == self._requests.get(str(here.epoch), [-1])[0]:
             await_plans()
         super().on_train_batch_end(batch, logs)
 
 
 def await_plans() -> None:
-    """Wait until the plans for the next numbers of workers are stored."""
+    """Wait until the search of plans, which this process has begun after its first steps, has ended."""
     limit = time.monotonic() + 240
-    (decision,) = current_run().decisions
-    wanted = {find_digest(problem) for _, problem in decision.list_resize_problems()}
-    while not wanted <= read_plans().keys():
+    while not read_plans() or any(each.status() != psutil.STATUS_ZOMBIE for each in psutil.Process().children()):
         if time.monotonic() > limit:
             raise RuntimeError("no plans are stored")
         time.sleep(0.05)

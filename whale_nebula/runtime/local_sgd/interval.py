@@ -172,7 +172,7 @@ def _choose_interval(
     if layers is None:
         raise _interval_error(local_sgd, "no op of the step reads a variable, so its duration cannot be predicted")
     options = Options()
-    measured, _ = measure_in_clusters(name, captured, layers, shapes, clusters, options, run, tensors)
+    measured, *_ = measure_in_clusters(name, captured, layers, shapes, clusters, options, run, tensors)
     _check_speeds(local_sgd, clusters, measured)
     steps = _count_steps(captured, layers, clusters, measured, participants)
     cluster = max(steps, key=lambda each: steps[each])
