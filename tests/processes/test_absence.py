@@ -118,6 +118,6 @@ def test_cut_off_cluster_does_not_go_on_and_returns(tmp_path: Path) -> None:
         (tmp_path / "cut").touch()
         found["gpu"].await_line("the run goes on without 'npu' (no message from worker 'npu/0'")
         found["npu"].await_line("restart 1 of 8")
-        assert found["npu"].reports["steps"] == 8
+        assert found["npu"].reports["steps"] == 7  # it did not pass the meeting after the next step
         line.restore()
         check_run(found, 4)

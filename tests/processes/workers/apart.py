@@ -46,7 +46,7 @@ class Absence(keras.callbacks.Callback):
 
 
 def _await(is_over: Callable[[], bool], failure: str) -> None:
-    limit = time.monotonic() + 200
+    limit = time.monotonic() + 600
     while not is_over():
         if time.monotonic() > limit:
             raise RuntimeError(failure)
