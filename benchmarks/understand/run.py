@@ -16,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ SAID = {
 WIDTH, LAYERS = 96, 4
 WHOLE = 4 * WIDTH * 28 * 32  # bytes of a batch: 32 rows of 28 tokens
 CONTENDERS = ("svd int4", "svd int8", "removed", "learned", "shared", "axes", "lora")
+PAIRED = ("lora", "learned", "shared", "axes")  # contenders of three seeds, besides "svd" and "removed"
 Row = tuple[str, str, int, int, int]
 Found = dict[str, Any]
 
@@ -52,6 +54,8 @@ def list_wanted() -> Iterator[Row]:
             for rank in RANKS:
                 yield task, "svd", layer, rank, 1
     yield from _of_three_seeds((16, 4, 32))
+    for seed, task, contender in product(SEEDS, TASKS, PAIRED):
+        yield task, contender, LAST_BUT_ONE, 8, seed
 
 
 def _of_three_seeds(ranks: Sequence[int]) -> Iterator[Row]:

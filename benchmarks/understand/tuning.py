@@ -33,12 +33,15 @@ NEAR, FAR = "near", "far"
 
 
 class Setup(NamedTuple):
-    """The sizes of a BERT, the steps and the learning rate of its pretraining, and the rate of its fine-tuning."""
+    """The sizes of a BERT, the steps and the learning rate of its pretraining, the rate of its fine-tuning, and the mean
+    loss of an epoch below which it ends.
+    """
 
     sizes: BertSizes = SIZES
     pretrained: int = PRETRAINED
     pretraining_rate: float = 2e-3
     rate: float = RATE
+    enough: float = 0.0
 
 
 SMALL = Setup()
@@ -164,8 +167,13 @@ def tune(
     clock = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: seconds.append(nb.last_report("train_step").step_seconds)
     )
+
+    def end_if_learned(epoch: int, logs: Any) -> None:
+        model.stop_training = logs["loss"] < setup.enough
+
+    callbacks = [keras.callbacks.LambdaCallback(on_epoch_end=end_if_learned), *([clock] if cut else [])]
     history = model.fit(
-        train.ids[order], train.labels[order], batch_size=BATCH, epochs=EPOCHS, verbose=0, callbacks=[clock] * cut
+        train.ids[order], train.labels[order], batch_size=BATCH, epochs=EPOCHS, verbose=0, callbacks=callbacks
     ).history["loss"]
     found: dict[str, Any] = {"task": task, "contender": contender, "layer": layer, "rank": rank, "seed": seed}
     if cut:
