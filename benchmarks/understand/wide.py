@@ -29,7 +29,7 @@ from benchmarks.understand.tuning import BATCH, SIZES, Setup, language_model, tu
 RESULTS = Path(__file__).with_name("wide.jsonl")
 ROOT = Path(__file__).resolve().parents[2]
 ENOUGH = 0.02
-SETUP = Setup(replace(SIZES, width=768, heads=12, layers=2, inner=1536, length=18), 400, 5e-4, 2e-4, ENOUGH)
+SETUP = Setup(replace(SIZES, width=768, heads=12, layers=2, inner=1536, length=18), 400, 5e-4, 2e-4, enough=ENOUGH)
 TASK, RANK, LAST_BUT_ONE, SEEDS = "opinion", 8, 0, (1, 2, 3)
 CONTENDERS = ("uncut", "svd", "svd int4")
 WHOLE = 4 * SETUP.sizes.width * SETUP.sizes.length * BATCH
@@ -50,14 +50,15 @@ def run_missing(seeds: Sequence[int], contenders: Sequence[str]) -> None:
 
 def tabulate(found: list[dict[str, Any]]) -> list[list[object]]:
     """A line for each contender and seed."""
-    rows: list[list[object]] = [["what crosses", "seed", "fewer bytes there, back", "accuracy"]]
+    rows: list[list[object]] = [["what crosses", "seed", "fewer bytes there, back", "accuracy", "learned in epoch"]]
     for contender, seed in product(CONTENDERS, SEEDS):
         own = [each for each in found if (each["contender"], each["seed"]) == (contender, seed)]
         if not own:
-            rows.append([contender, seed, "not measured", "not measured"])
+            rows.append([contender, seed, *["not measured"] * 3])
         for each in own:
             fewer = ", ".join(f"{WHOLE / each[way]:.0f}" for way in ("there", "back")) if "there" in each else "1, 1"
-            rows.append([contender, seed, fewer, f"{100 * each['accuracy']:.1f}"])
+            epoch = next((at for at, loss in enumerate(each["loss"], 1) if loss < ENOUGH), "none")
+            rows.append([contender, seed, fewer, f"{100 * each['accuracy']:.1f}", epoch])
     return rows
 
 
