@@ -1,6 +1,8 @@
 """Label inference from the gradient that crosses: by the position of the cut, its rank, and noise.
 
-    python benchmarks/understand/inference.py     # what is missing: ten minutes
+    python benchmarks/understand/inference.py             # what is missing: ten minutes
+    python benchmarks/understand/inference.py --table     # what there is so far
+    python benchmarks/understand/inference.py --quick     # two steps of one case; writes nothing
 
 The cut is that of `basis="svd"`, written in TensorFlow, so that the gradient of each row can be taken as it crosses. A
 cut after layer 1 of 4 is what the lower cluster receives if the labels are in the upper one. A cut after layer 3 or 4
@@ -10,6 +12,7 @@ cut.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -22,13 +25,14 @@ import tensorflow as tf
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.common import describe_machine, write
-from benchmarks.understand.tuning import BATCH, RATE, ROWS, SIZES, WIDTH, language_model, make_rows
+from benchmarks.understand.tuning import BATCH, QUICK, SIZES, SMALL, WIDTH, Setup, language_model, make_rows
 from whale_nebula.capture.bottlenecks import singular_vectors
 from whale_nebula.models import Bert
 from whale_nebula.models.understanding import TASKS, loss_of, understanding
 
 ROOT = Path(__file__).resolve().parents[2]
-TASK, PROBED, KNOWN, EPOCHS = "opinion", 256, 10, 6
+SETUP = SMALL._replace(epochs=6)
+TASK, PROBED, KNOWN = "opinion", 256, 10
 LOOKS = (0, 64, 192, 320)
 RESULTS = Path(__file__).with_name("inference.jsonl")
 CASES = [(cut, rank, 0.0) for rank in (8, WIDTH, 2) for cut in (3, 2, 0)] + [
@@ -115,23 +119,26 @@ def match_neighbours(rows: np.ndarray, labels: np.ndarray, rng: np.random.Genera
     return float(np.mean(shares))
 
 
-def run_attack(cut: int, rank: int, noise: float, weights: Any, words: Any) -> dict[str, Any]:
+def run_attack(cut: int, rank: int, noise: float, weights: Any, words: Any, setup: Setup = SETUP) -> dict[str, Any]:
     """Train, and attack the gradients of some rows at intervals."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
     rng = np.random.default_rng(1)
-    train, dev = make_rows(TASK, "train", ROWS, words), make_rows(TASK, "dev", 1024, words)
+    train, dev = make_rows(TASK, "train", setup.rows, words), make_rows(TASK, "dev", 1024, words)
     model = Cut(weights, cut, rank, noise)
-    optimizer = keras.optimizers.Adam(keras.optimizers.schedules.PolynomialDecay(RATE, EPOCHS * ROWS // BATCH, 0.0))
+    batches = setup.rows // BATCH
+    rate = keras.optimizers.schedules.PolynomialDecay(setup.rate, setup.epochs * batches, 0.0)
+    optimizer = keras.optimizers.Adam(rate)
     optimizer.build(model.variables_of_all)
     looks, step = [], 0
-    for _ in range(EPOCHS):
-        for numbers in np.array_split(rng.permutation(ROWS), ROWS // BATCH):
+    probed = min(PROBED, setup.rows)
+    for _ in range(setup.epochs):
+        for numbers in np.array_split(rng.permutation(setup.rows), batches):
             if step in LOOKS:
-                _, back, _ = model.gradients(train.ids[:PROBED], train.labels[:PROBED])
-                rows = back.numpy().reshape(PROBED, -1)
+                _, back, _ = model.gradients(train.ids[:probed], train.labels[:probed])
+                rows = back.numpy().reshape(probed, -1)
                 rows = rows / np.maximum(1e-30, np.linalg.norm(rows, axis=1, keepdims=True))
-                labels = train.labels[:PROBED].astype(int)
+                labels = train.labels[:probed].astype(int)
                 looks.append(
                     [step, round(clusters(rows, labels, rng), 3), round(match_neighbours(rows, labels, rng), 3)]
                 )
@@ -146,10 +153,17 @@ def run_attack(cut: int, rank: int, noise: float, weights: Any, words: Any) -> d
 
 
 def main() -> None:
-    """Run the missing cases (with `--table` none), and write the table."""
+    """Run the missing cases, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", action="store_true", help="only write the table")
+    parser.add_argument("--quick", action="store_true", help="two steps of one case; writes nothing")
+    options = parser.parse_args()
+    if options.quick:
+        run_attack(*CASES[0], *language_model(ROOT / "build", QUICK), QUICK)
+        return
     found = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
     done = {(each["cut"], each["rank"], each["noise"]) for each in found}
-    missing = [] if "--table" in sys.argv else [case for case in CASES if case not in done]
+    missing = [] if options.table else [case for case in CASES if case not in done]
     if missing:
         weights, words = language_model(ROOT / "build")
         for case in missing:

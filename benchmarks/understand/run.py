@@ -4,6 +4,7 @@ alternatives.
     python benchmarks/understand/run.py              # what is missing of all rows: half an hour
     python benchmarks/understand/run.py --only svd   # of one contender
     python benchmarks/understand/run.py --table      # what there is so far
+    python benchmarks/understand/run.py --quick      # two steps of each contender; writes nothing
 
 Each result is a line of results.jsonl at once: it can be interrupted, and continued with the same command.
 """
@@ -16,6 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ SAID = {
 WIDTH, LAYERS = 96, 4
 WHOLE = 4 * WIDTH * 28 * 32  # bytes of a batch: 32 rows of 28 tokens
 CONTENDERS = ("svd int4", "svd int8", "removed", "learned", "shared", "axes", "lora")
+PAIRED = ("lora", "learned", "shared", "axes")  # contenders of three seeds, besides "svd" and "removed"
 Row = tuple[str, str, int, int, int]
 Found = dict[str, Any]
 
@@ -52,6 +55,8 @@ def list_wanted() -> Iterator[Row]:
             for rank in RANKS:
                 yield task, "svd", layer, rank, 1
     yield from _of_three_seeds((16, 4, 32))
+    for seed, task, contender in product(SEEDS, TASKS, PAIRED):
+        yield task, contender, LAST_BUT_ONE, 8, seed
 
 
 def _of_three_seeds(ranks: Sequence[int]) -> Iterator[Row]:
@@ -79,6 +84,15 @@ def run_missing(rows: Sequence[Row]) -> None:
         with RESULTS.open("a") as file:
             file.write(json.dumps(found) + "\n")
         print(*row, found[TASKS[row[0]]], found["loss"][-1], f"{time.monotonic() - began:.0f} s", flush=True)
+
+
+def run_quick() -> None:
+    """Run two steps of each contender, and print the results."""
+    from benchmarks.understand.tuning import QUICK, language_model, tune
+
+    weights, words = language_model(ROOT / "build", QUICK)
+    for contender in ("uncut", "svd", *CONTENDERS):
+        print(tune("opinion", contender, LAST_BUT_ONE, 8, 1, weights, words, QUICK), flush=True)
 
 
 def worth(found: Sequence[Found], *start: object) -> str:
@@ -142,9 +156,13 @@ def main() -> None:
     """Run what is missing, and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", action="store_true", help="only write the tables")
+    parser.add_argument("--quick", action="store_true", help="two steps of each contender; writes nothing")
     parser.add_argument("--only", help="one contender")
     parser.add_argument("--task", choices=list(TASKS))
     options = parser.parse_args()
+    if options.quick:
+        run_quick()
+        return
     if not options.table:
         done = {key(each) for each in read_finished_runs(RESULTS)}
         rows = [row for row in dict.fromkeys(list_wanted()) if row not in done]

@@ -33,15 +33,21 @@ NEAR, FAR = "near", "far"
 
 
 class Setup(NamedTuple):
-    """The sizes of a BERT, the steps and the learning rate of its pretraining, and the rate of its fine-tuning."""
+    """The sizes of a BERT, the steps and the learning rate of its pretraining; the learning rate, the rows and the
+    epochs of its fine-tuning, and the mean loss of an epoch below which it ends.
+    """
 
     sizes: BertSizes = SIZES
     pretrained: int = PRETRAINED
     pretraining_rate: float = 2e-3
     rate: float = RATE
+    rows: int = ROWS
+    epochs: int = EPOCHS
+    enough: float = 0.0
 
 
 SMALL = Setup()
+QUICK = Setup(pretrained=8, rows=64, epochs=1)
 
 
 def compress(contender: str, rank: int) -> Any:
@@ -154,18 +160,23 @@ def tune(
     bert.set_weights(weights)
     model = cut_model(bert, task, contender, layer, rank)
     longest = setup.sizes.length
-    train, dev = make_rows(task, "train", ROWS, words, longest), make_rows(task, "dev", TESTED, words, longest)
-    steps = EPOCHS * (ROWS // BATCH)
+    train, dev = make_rows(task, "train", setup.rows, words, longest), make_rows(task, "dev", TESTED, words, longest)
+    steps = setup.epochs * (setup.rows // BATCH)
     rate = keras.optimizers.schedules.PolynomialDecay(setup.rate, steps, 0.0)
     model.compile(keras.optimizers.Adam(rate), loss_of(TASKS[task]))
-    order = np.random.default_rng(seed).permutation(ROWS)
+    order = np.random.default_rng(seed).permutation(setup.rows)
     seconds: list[float] = []
     cut = contender != "uncut"
     clock = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: seconds.append(nb.last_report("train_step").step_seconds)
     )
+
+    def end_if_learned(epoch: int, logs: Any) -> None:
+        model.stop_training = logs["loss"] < setup.enough
+
+    callbacks = [keras.callbacks.LambdaCallback(on_epoch_end=end_if_learned), *([clock] if cut else [])]
     history = model.fit(
-        train.ids[order], train.labels[order], batch_size=BATCH, epochs=EPOCHS, verbose=0, callbacks=[clock] * cut
+        train.ids[order], train.labels[order], batch_size=BATCH, epochs=setup.epochs, verbose=0, callbacks=callbacks
     ).history["loss"]
     found: dict[str, Any] = {"task": task, "contender": contender, "layer": layer, "rank": rank, "seed": seed}
     if cut:

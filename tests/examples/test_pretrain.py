@@ -4,6 +4,7 @@ table.
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.processes import zygote
@@ -33,6 +34,13 @@ def check_output(folder: Path, said: str, pairs: list[str]) -> None:
     assert bert.sizes.vocabulary == len(text.read_vocabulary(folder / "build" / "pretrain"))
 
 
+def find_losses(said: str) -> list[str]:
+    """The losses that a run prints, without the seconds."""
+    found = [line.split(" s: ")[1] for line in said.splitlines() if line.startswith("  step ")]
+    assert len(found) == 4
+    return found
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -49,9 +57,16 @@ def test_pretrain_example_saves_a_bert_and_prints_scores(tmp_path: Path, words: 
 
 @pytest.mark.grid
 @pytest.mark.parametrize(("config", "words"), [("pretrain_families", FAMILIES), ("pretrain", ())])
-def test_pretrain_example_runs_with_a_process_per_cluster(tmp_path: Path, config: str, words: tuple[str, ...]) -> None:
+def test_pretrain_example_with_a_process_per_cluster_saves_the_bits_of_one_process(
+    tmp_path: Path, config: str, words: tuple[str, ...]
+) -> None:
+    alone = tmp_path / "alone"
+    alone.mkdir()
     said = run_example(tmp_path, *CLI, str(EXAMPLES / f"{config}.yaml"), str(EXAMPLE), *words)
     check_output(tmp_path, said, ["en-de", "en-es", "en-fr", "de-es", "de-fr", "es-fr"])
+    assert find_losses(run_example(alone, str(EXAMPLE), *words)) == find_losses(said)
+    found, wanted = (load_bert(folder / "build" / "pretrain").get_weights() for folder in (tmp_path, alone))
+    assert all(np.array_equal(one, other) for one, other in zip(found, wanted, strict=True))
 
 
 @pytest.mark.grid

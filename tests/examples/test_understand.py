@@ -53,13 +53,16 @@ def test_understand_example_trains_each_codec_after_one_pretraining(
 @pytest.mark.parametrize(
     ("config", "words"), [("understand", []), ("understand_three", ["--middle", "away", "far"])], ids=["two", "three"]
 )
-def test_understand_example_runs_with_a_process_per_cluster(tmp_path: Path, config: str, words: list[str]) -> None:
-    path = EXAMPLE.with_name(f"{config}.yaml")
-    said = run_example(
-        tmp_path, *CLI, "run", "--all", "--config", str(path), str(EXAMPLE), "--codecs", "none", "rank", *words
-    )
+def test_understand_example_with_a_process_per_cluster_prints_the_scores_of_one_process(
+    tmp_path: Path, config: str, words: list[str]
+) -> None:
+    path, words = EXAMPLE.with_name(f"{config}.yaml"), ["--codecs", "none", "rank", *words]
+    said = run_example(tmp_path, *CLI, "run", "--all", "--config", str(path), str(EXAMPLE), *words)
     assert said.count("┃ codec") == 1
     assert float(find_table_row(said, "rank")[3].split()[0]) > 8
+    alone = run_example(tmp_path, str(EXAMPLE), *words)
+    for codec in ("none", "rank"):  # the cells of the loss and of the score
+        assert find_table_row(said, codec)[4:] == find_table_row(alone, codec)[4:]
 
 
 @pytest.fixture
