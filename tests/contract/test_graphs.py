@@ -259,6 +259,7 @@ def test_make_guarded_class_intercepts_reads_and_writes() -> None:
     variable = tf.Variable([1.0, 2.0])
     kind = type(variable)
     variable.__class__ = guarded_variables.make_guarded_class(kind, type("Mixin", (), {}), "Guarded", answer, answer)
+    assert hasattr(variable.assign_add, "autograph_info__"), "AutoGraph would try to convert it, and warn"
     assert (variable + tf.ones([2])).numpy().tolist() == [2.0, 3.0]
     variable.assign_add([1.0, 1.0])
     assert tf.gather(variable, [1], name="picked").numpy().tolist() == [3.0]

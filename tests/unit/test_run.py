@@ -217,6 +217,12 @@ def test_cluster_without_a_worker_gets_another_fix() -> None:
     assert caught.value.mend == "start a worker of 'beta', or name another cluster in the stage"
 
 
+def test_step_without_a_cluster_gets_its_own_error() -> None:
+    with pytest.raises(nb.errors.ConfigError, match="a step names no cluster") as caught:
+        create_worker_run(True, "alpha", "gamma").meet(["local"])
+    assert caught.value.mend == 'put its operations into stages: with nb.stage(cluster="alpha"): ...'
+
+
 def test_plan_of_several_processes_names_its_creator(monkeypatch: pytest.MonkeyPatch) -> None:
     @nb.function
     def step(x: Any) -> Any:

@@ -74,9 +74,11 @@ def choose_command(
     command = argv[0] if argv else ""
     parser = make_parser(command if command in commands else "")
     if command not in commands:
-        parser.read([word for word in argv if word.startswith("-")])
-        meant = f"unknown command {command!r}: {did_you_mean(command, commands)}"
-        parser.error(meant if command else f"missing command: one of {', '.join(commands)}")
+        parser.read([word for word in argv if word in ("-h", "--help")])
+        names, place = ", ".join(commands), f" before {command!r}" if command else ""
+        named = command and not command.startswith("-")
+        known = f"unknown command {command!r}: {did_you_mean(command, commands)}"
+        parser.error(known if named else f"missing command{place}: one of {names}")
     return command, parser
 
 

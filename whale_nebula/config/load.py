@@ -52,8 +52,9 @@ def read_yaml(path: Path, what: str = "the config", example: str = _EXAMPLE) -> 
         _refuse_duplicates(node, str(path))
         value = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        mend = "give the path of a YAML file, or a dict"
+        reason, mend = "it is not UTF-8 text", "save the file in UTF-8"
+        if isinstance(error, OSError):
+            reason, mend = error.strerror or str(error), "give the path of a YAML file, or a dict"
         raise ConfigError(f"{what} cannot be read", where=str(path), why=reason, mend=mend) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -168,7 +169,7 @@ def _read_forbid_rule(place: Place, clusters: Mapping[str, Cluster]) -> Forbid:
     table = place.read_table(("input", "cluster", "allow"))
     name, cluster = table.get("input").read_text(), table.get("cluster")
     if clusters and cluster.read_text() not in clusters:
-        raise cluster.make_error(f"unknown cluster {cluster.value!r}", mend=did_you_mean(cluster.value, list(clusters)))
+        raise _make_unknown_cluster_error(cluster, cluster.read_text(), clusters)
     allow = table.get("allow")
     if isinstance(allow.value, str):
         allow = Place([allow.value], allow.path, allow.source, allow.lines)
@@ -197,7 +198,7 @@ def _read_elastic(place: Place, clusters: Mapping[str, Cluster]) -> dict[str, El
     found = {}
     for name, each in place.read_entries().items():
         if name not in clusters:
-            raise each.make_error(f"unknown cluster {name!r}", mend=did_you_mean(name, list(clusters)))
+            raise _make_unknown_cluster_error(each, name, clusters)
         table = each.read_table(("min", "max"))
         most = table.get("max").read_or(lambda count: int(count.read_number(least=1, integer=True)), None)
         most = max(1, len(clusters[name].workers)) if most is None else most
@@ -353,6 +354,12 @@ def _read_line(table: Place) -> Line:
     )
 
 
+def _make_unknown_cluster_error(place: Place, name: str, clusters: Mapping[str, Cluster]) -> ConfigError:
+    """The error for a cluster that the config does not list: its name may be wrong, or its entry may be missing."""
+    mend = f"{did_you_mean(name, clusters)} Otherwise, add it: clusters: {{{name}: {{}}}}"
+    return place.make_error(f"unknown cluster {name!r}", mend=mend)
+
+
 def _read_ends(place: Place, clusters: Mapping[str, Cluster]) -> tuple[str, str]:
     names = [place.read_text()] if isinstance(place.value, str) else [each.read_text() for each in place.read_items()]
     if len(names) != 2 or names[0] == names[1]:
@@ -361,7 +368,7 @@ def _read_ends(place: Place, clusters: Mapping[str, Cluster]) -> tuple[str, str]
         )
     for name in names:
         if clusters and name not in clusters:
-            raise place.make_error(f"unknown cluster {name!r}", mend=did_you_mean(name, clusters))
+            raise _make_unknown_cluster_error(place, name, clusters)
     return names[0], names[1]
 
 
@@ -387,12 +394,19 @@ def _read_restart_count(place: Place) -> int:
     return int(place.read_number(least=0, most=MOST_RESTARTS, integer=True))
 
 
+def _read_size(axis: Place) -> int:
+    """Parse the size of an axis of an input's shape; sizes that are not fixed are null."""
+    if not isinstance(axis.value, int) or isinstance(axis.value, bool) or axis.value < 0:
+        mend = "shape: [null, 64], with null for sizes that are not fixed"
+        raise axis.make_error(f"{axis.value!r} is neither null nor an integer of at least 0", mend=mend)
+    return axis.value
+
+
 def _read_input(place: Place) -> InputSpec:
     table = place.read_table(("shape", "dtype"))
     if table.get("shape").value is None:
         raise place.make_error("missing shape of the input", mend=f"{place.path}: {{shape: [null, 64]}}")
-    axes = table.get("shape").read_items()
-    shape = tuple(each.read_or(lambda axis: int(axis.read_number(least=0, integer=True)), None) for each in axes)
+    shape = tuple(each.read_or(_read_size, None) for each in table.get("shape").read_items())
     return InputSpec(shape, table.get("dtype").read_or(lambda dtype: dtype.read_choice(DTYPES), "float32"))
 
 

@@ -101,7 +101,11 @@ _MEMORY = Quantity(
     "memory: 16GiB",
 )  # fmt: skip
 _TIME = Quantity(
-    "time", _TIMES, ("us", "ms", "s"), "a time is a number with a unit: us, ms, s, min or h", "delay: 20ms"
+    "time",
+    _TIMES,
+    ("us", "ms", "s"),
+    "a time is a number of at least 0 with a unit: us, ms, s, min or h",
+    "delay: 20ms",
 )
 
 

@@ -174,11 +174,17 @@ class Homes:
 
     def _number_rounds(self) -> None:
         """Number the rounds of an update: effects, and ops that follow one (a metric's result), wait for the last
-        round. Workers of a split stage run the same ops in the same round.
+        round. Ops without a part of their own run where they are read, not before the values that they read have come.
+        Workers of a split stage run the same ops in the same round.
         """
         graph, mates = self.program.graph, self._find_joint_workers()
+        updating = set[int]()
         for op in graph.ops:
             phase, kind = divmod(self.parts.part.get(op.index, 0), 3)
+            if kind == UPDATE:
+                updating.add(op.index)
+            elif op.index in self.parts.part or op.role or self.program.request_of(op.index) is not None:
+                continue
             where = self.home_of(op.index) | (
                 self.home_of_effect(op) if op.index in self.parts.effects else frozenset()
             )
@@ -186,14 +192,14 @@ class Homes:
                 worker: max(
                     (self._find_ready_round(value, 3 * phase + UPDATE, worker) for value in op.inputs), default=0
                 )
-                for worker in (where if kind == UPDATE else ())
+                for worker in where
             }
             for worker in ready:
                 self._rounds_by_op[op.index, worker] = max(ready.get(mate, 0) for mate in mates[worker])
-                for mate in mates[worker]:
+                for mate in mates[worker] if op.index in updating else ():
                     last = self._last_rounds.get((phase, mate), 0)
                     self._last_rounds[phase, mate] = max(last, self._rounds_by_op[op.index, worker])
-        late = graph.descend(self.parts.effects, control=True)
+        late = graph.descend(self.parts.effects, control=True) & updating
         for index, worker in self._rounds_by_op:
             if index in late:
                 self._rounds_by_op[index, worker] = self._last_rounds[self.parts.phase(index), worker]
@@ -211,6 +217,6 @@ class Homes:
         if value.op in self.parts.late.terms:
             return 0
         own, home = self.parts.part.get(value.op, PROLOGUE), self.home_of(value.op)
-        if own != part:
-            return int(own % 3 == PROLOGUE and worker not in home and not self.program.graph.ops[value.op].role)
+        if own != part and (own % 3 != PROLOGUE or self.program.graph.ops[value.op].role):
+            return 0
         return self.round_of(value.op, worker) if worker in home else self.round_of(value.op, min(home)) + 1

@@ -216,8 +216,16 @@ class Run:
 
     def _no_worker(self, cluster: str, where: str) -> ConfigError:
         """The error for a stage on a cluster that no process runs; the name of an unused process may be misspelt."""
-        idle = [name for name in dict.fromkeys(self.workers.values()) if name not in self.clusters]
         why = f"the processes of this run are {', '.join(self.workers)}"
+        if cluster == LOCAL:
+            known = next(iter(self.workers.values()))
+            return ConfigError(
+                "a step names no cluster",
+                where=where,
+                why=f"it has no nb.stage, or a stage without cluster=; {why}",
+                mend=f'put its operations into stages: with nb.stage(cluster="{known}"): ...',
+            )
+        idle = [name for name in dict.fromkeys(self.workers.values()) if name not in self.clusters]
         mend = f"start a worker of {cluster!r}"
         alone = list(self.workers) == ["local/0"]
         if self.attachment is not None and (self.attachment.everywhere or alone) and self.attachment.config is None:
@@ -333,7 +341,8 @@ def init(
         if _run is not None:
             raise StateError(
                 f"a run is open already, since {_run.site}" if _run.site else "a run is open already",
-                why="nb.init was called there, or a step, a plan or nb.here() opened the run there with free links",
+                why="nb.init was called there, or a step, a plan, nb.here() or nb.gathered() opened the run there "
+                "with free links",
                 where=str(calling_site()),
                 mend="call nb.shutdown() first, or open the run once at the top of the script",
             )

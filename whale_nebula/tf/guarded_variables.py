@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
+
 from whale_nebula.tf import private as tf_private
 
 AccessHandler = Callable[..., Any]
@@ -25,7 +27,12 @@ def make_guarded_class(kind: Any, mixin: type, name: str, read: AccessHandler, w
 
     def guard(name: str, handler: AccessHandler) -> Any:
         plain = getattr(kind, name)
-        return lambda variable, *args, **kwargs: handler(variable, name, plain, *args, **kwargs)
+
+        @tf.autograph.experimental.do_not_convert
+        def access(variable: Any, *args: Any, **kwargs: Any) -> Any:
+            return handler(variable, name, plain, *args, **kwargs)
+
+        return access
 
     methods = {each: guard(each, read) for each in tf_private.VARIABLE_READS}
     methods |= {each: guard(each, write) for each in tf_private.VARIABLE_WRITES}

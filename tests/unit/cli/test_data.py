@@ -65,6 +65,7 @@ def test_dataset_is_published_granted_and_withdrawn(owner: Owner, capsys: Captur
     [
         ("", 2, "missing command: one of publish"),
         ("publsh", 2, "did you mean 'publish'"),
+        ("--rows 3 publish", 2, "missing command before '--rows'"),
         ("publish", 2, "exactly one FILE"),
         ("publish a b", 2, "exactly one FILE"),
         ("list a", 2, "only options"),

@@ -181,6 +181,11 @@ INVALID_CONFIGS: list[tuple[Any, str, str]] = [
         "links[0].between",
         "did you mean 'npu'",
     ),
+    (
+        {"clusters": {"gpu": {}}, "links": [{"between": ["gpu", "npu"]}]},
+        "links[0].between",
+        "Otherwise, add it: clusters: {npu: {}}",
+    ),
     ({"links": [{"between": ["a", "b"]}, {"between": ["b", "a"]}]}, "links[1]", "duplicate link"),
     ({"links": [{"between": ["a", "b"], "rate": 60}]}, "links[0].rate", "60mbit"),
     ({"links": [{"between": ["a", "b"], "rate": "60mbps"}]}, "links[0].rate", "is not a rate"),
@@ -195,7 +200,7 @@ INVALID_CONFIGS: list[tuple[Any, str, str]] = [
     ({"security": {"certs": "x"}}, "security.certs", "did you mean 'cert'"),
     ({"inputs": {"x": {}}}, "inputs.x", "missing shape"),
     ({"inputs": {"x": {"shape": 64}}}, "inputs.x.shape", "is not a list"),
-    ({"inputs": {"x": {"shape": [-1, 64]}}}, "inputs.x.shape[0]", "not an integer"),
+    ({"inputs": {"x": {"shape": [-1, 64]}}}, "inputs.x.shape[0]", "shape: [null, 64]"),
     ({"inputs": {"x": {"shape": [None], "dtype": "flaot32"}}}, "inputs.x.dtype", "did you mean 'float32'"),
     ({"results": "here"}, "results", "choose one of 'everywhere', 'owner'"),
     ({"weights": "mine"}, "weights", "choose one of 'everywhere', 'own'"),
@@ -251,7 +256,7 @@ def test_suggested_fix_is_valid_config(config: Any, mend: str) -> None:
     [
         ({"seed": "one"}, "'one' is not an integer from 0 to 4294967295"),
         ({"clusters": {"g": {"workers": [{"address": "h:1", "speed": -1}]}}}, "-1 is not a number of at least 1e-06"),
-        ({"inputs": {"x": {"shape": [-1]}}}, "-1 is not an integer of at least 0"),
+        ({"inputs": {"x": {"shape": [-1]}}}, "-1 is neither null nor an integer of at least 0"),
     ],
 )
 def test_number_error_shows_value_and_bounds(config: Any, message: str) -> None:

@@ -89,6 +89,29 @@ def test_write_waits_on_every_holder_for_a_value_of_one_worker() -> None:
     assert [found.round_of(5, worker) for worker in (0, 1)] == [0, 1]
 
 
+def test_update_without_a_batch_waits_for_values_of_other_workers() -> None:
+    """A norm of variables of two stages, in a step that has no gradients: it is computed a round after its terms."""
+    check_op_texts(
+        """
+        stages a b
+        %0 = capture u resource[]
+        %1 = capture v resource[]
+        %2 = ReadVariableOp(%0) float32[4] stateful @a    => a
+        %3 = ReadVariableOp(%1) float32[4] stateful @b    => b
+        %4 = L2Loss(%2) float32[]                         => a
+        %5 = L2Loss(%3) float32[]                         => b
+        %6 = Pack(%4, %5) {axis=0} float32[2]             => everywhere, round 1
+        %7 = Const {value=(0)} int32[1]                   => everywhere
+        %8 = Sum(%6, %7) float32[]                        => everywhere, round 1
+        %9 = Mul(%2, %8) float32[4]                       => a, round 1
+        %10 = Mul(%3, %8) float32[4]                      => b, round 1
+        %11 = AssignVariableOp(%0, %9) stateful
+        %12 = AssignVariableOp(%1, %10) stateful
+        """,
+        describe_home,
+    )
+
+
 @pytest.mark.parametrize(("shards", "expected"), [(1, {0}), (2, {0, 1})])
 def test_all_devices_of_a_split_stage_update_their_shards(shards: int, expected: set[int]) -> None:
     """A norm over all gradients crosses to the device that does not run the other stage."""
