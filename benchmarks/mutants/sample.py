@@ -235,7 +235,7 @@ def main() -> None:
     parser.add_argument("--redraw", type=Path, help="take the mutants of this result, found again by their code")
     options = parser.parse_args()
     os.nice(options.nice)
-    for name in ("tensorflow", "keras", "hypothesis", "grpc"):
+    for name in ("tensorflow", "keras", "grpc"):
         importlib.import_module(name)  # for the forks
 
     mutants = find_mutants(ROOT)

@@ -287,16 +287,27 @@ def test_columns_survive_encoding_and_damaged_bytes_are_refused() -> None:
             decode_columns(schema, 3, memoryview(cut))
     damaged = bytearray(data)
     damaged[12:16] = b"\xff\xff\xff\x7f"
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="a text ends after the data"):
         decode_columns(schema, 3, memoryview(bytes(damaged)))
 
 
 @pytest.mark.parametrize(
-    "message", [None, [], [["x"]], [["x", "object", []]], [["x", "int8", [-1]]], [["x", "int8", 3]]]
-)
-def test_invalid_schema_message_is_refused(message: Any) -> None:
-    with pytest.raises((ValueError, TypeError)):
+    ("message", "words"),
+    [
+        (None, "no columns"), ([], "no columns"), ([["x", "int8", []]] * 2, "duplicate columns"), ([["x"]], "unpack"),
+        ([[3, "int8", []]], "invalid column"), ([["x", "object", []]], "invalid column"),
+        ([["x", "int8", 3]], "invalid column"), ([["x", "int8", [-1]]], "invalid column"),
+        ([["x", "int8", [0]]], "invalid column"), ([["x", "int8", [1 << 31]]], "invalid column"),
+        ([["x", "int8", [1.0]]], "invalid column"), ([["x", "int8", [1] * 9]], "invalid column"),
+    ],
+)  # fmt: skip
+def test_invalid_schema_message_is_refused(message: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
         read_schema(message)
+
+
+def test_largest_schema_message_is_read() -> None:
+    assert read_schema([["x", "int8", [(1 << 31) - 1] + [1] * 7]]) == (Column("x", "int8", ((1 << 31) - 1, *[1] * 7)),)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 64, 1000, 4097])
