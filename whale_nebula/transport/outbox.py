@@ -146,6 +146,7 @@ class Outbox:
         with self.changed:
             self._dropping = True
             self._item = None
+            self.queued_bytes -= sum(HEADER_BYTES + chunk.size for _, chunk in self._chunks)
             self.queued_bytes -= sum(item.size for item in self._items)
             self._items.clear()
             self._notify_all()

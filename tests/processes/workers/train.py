@@ -459,6 +459,8 @@ def train_delta_codec(*clusters: str) -> None:
             sent_bytes.append(count_sent_bytes())
     report_value("losses", losses)
     report_value("sent", sent_bytes)
+    session = getattr(current_run().ledger, "session", None)
+    report_value("begun", None if session is None else [tuple(step) for step in session.expected._steps.values()])
     report_value("outputs", digest_tensors([model.predict({"x": x, "ids": np.arange(10)}, batch_size=10, verbose=0)]))
     report_value("weights", digest_tensors(model.get_weights()))
     states = (state.cache for _, state in sorted(current_run().channels.items()) if state.cache is not None)

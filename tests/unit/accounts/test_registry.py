@@ -203,6 +203,10 @@ def test_empty_registry_file_is_new_or_missing(folder: Path) -> None:
         (lambda r: r.find("anna"), "unknown account 'anna'"),
         (lambda r: r.set_password("ana", "a" * 2000), "too weak"),
         (lambda r: r.make_secret("bob", TOKEN, 1), "unknown account 'bob'"),
+        (lambda r: r.remove("bob"), "unknown account 'bob'"),
+        (lambda r: r.set_state("bob", DISABLED), "unknown account 'bob'"),
+        (lambda r: r.limit("bob", 1, UNLIMITED), "unknown account 'bob'"),
+        (lambda r: r.set_password("bob", GOOD), "unknown account 'bob'"),
     ],
 )
 def test_refused_account_change_leaves_registry_unchanged(
@@ -212,6 +216,13 @@ def test_refused_account_change_leaves_registry_unchanged(
     with pytest.raises(AccountError, match=message):
         act(registry)
     assert (registry.list_accounts(), len(registry.list_events())) == before
+
+
+@pytest.mark.parametrize("content", ['{"shift": 1}', "[]", '"worker"'])
+@pytest.mark.parametrize("kind", [Scope, Allowance])
+def test_unknown_bounds_of_tokens_and_accounts_are_refused(kind: type[Scope | Allowance], content: str) -> None:
+    with pytest.raises(ValueError, match="unknown"):
+        kind.decode(content)
 
 
 # ---------------------------------------------------------------------- log in
@@ -237,6 +248,10 @@ REFUSED_LOGINS = {
     "another kind of secret": (lambda r, c: r.make_secret("ana", INVITATION, 1), ("ana", TOKEN, "last"), "wrong token"),
     "another's token": (
         lambda r, c: (r.add("bob"), r.make_secret("bob", TOKEN, 1))[1], ("ana", TOKEN, "last"), "wrong token"
+    ),
+    "an invitation that was used": (
+        lambda r, c: (s := r.make_secret("ana", INVITATION, 1), r.log_in("ana", INVITATION, s, "another sentence"))[0],
+        ("ana", INVITATION, "last"), "wrong invitation",
     ),
     "an expired token": (
         lambda r, c: (r.make_secret("ana", TOKEN, 1), setattr(c, "at", c.at + timedelta(days=1)))[0],

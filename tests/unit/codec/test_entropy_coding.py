@@ -84,10 +84,15 @@ def test_coded_narrow_types_stay_finite(dtype: str) -> None:
 
 def test_coded_invalid_bytes_are_refused() -> None:
     good = quantise(normal(20, 32), 400, unbiased=False)
-    for place, value in ((3, 0xFF), (7, 0xFF), (len(good) - 1, 1), (9, good[9] ^ 0xFF)):
+    for place, value, words in (
+        (3, 0xFF, "an invalid header"),  # a negative scale
+        (7, 0xFF, "an invalid header"),  # more scales than there are bytes
+        (len(good) - 1, 1, "followed by extra bytes"),
+        (9, good[9] ^ 0xFF, "decompress"),
+    ):
         bad = good.copy()
         bad[place] = value
-        with pytest.raises(RemoteProtocolError):
+        with pytest.raises(RemoteProtocolError, match=words):
             dequantise(bad, 20, 32)
 
 
@@ -157,15 +162,15 @@ def test_column_groups_have_separate_frequencies() -> None:
 
 def test_unpack_refuses_invalid_data() -> None:
     good = entropy_coding.pack(np.eye(16, dtype=np.int16))
-    for bad in (
-        good[:-1],  # the last group ends early
-        good[:3],
-        np.concatenate([good[:2], np.array([255, 255, 255, 255], np.uint8), good[6:]]),
-        with_byte(good, 0, 3),  # symbols of three numbers
-        with_byte(good, 1, 127),  # eight numbers of 255 values in a byte
-        with_byte(good, 6, 0xFF),  # no deflated bytes
+    for bad, words in (
+        (good[:-1], "invalid header"),  # the last group ends early
+        (good[:3], "truncated before their last group"),
+        (np.concatenate([good[:2], np.array([255, 255, 255, 255], np.uint8), good[6:]]), "invalid header"),
+        (with_byte(good, 0, 3), "invalid header"),  # symbols of three numbers
+        (with_byte(good, 1, 127), "invalid header"),  # eight numbers of 255 values in a byte
+        (with_byte(good, 6, 0xFF), "cannot be decompressed"),
     ):
-        with pytest.raises(RemoteProtocolError):
+        with pytest.raises(RemoteProtocolError, match=words):
             entropy_coding.unpack(bad, 16, 16)
 
 

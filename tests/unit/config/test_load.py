@@ -118,6 +118,28 @@ def test_empty_sections_are_accepted() -> None:
     assert list(config.clusters) == ["gpu", "npu"]
 
 
+def test_smallest_values_are_accepted() -> None:
+    config = load(
+        {
+            "clusters": {"gpu": {"cores": 1, "price": 0}, "npu": {}},
+            "links": [{"between": ["gpu", "npu"], "delay": "0s", "loss": 0, "cost": 0}],
+            "elastic": {"gpu": {"min": 0, "max": 1}},
+            "inputs": {"x": {"shape": [0]}},
+            "checkpoint": {"folder": "a", "keep": 1, "every": 1, "memory": 1},
+            "seed": 0,
+            "measure": "0s",
+            "gateway_grace": "0s",
+        }
+    )
+    checkpointing, elastic = config.checkpoint, config.elastic["gpu"]
+    assert checkpointing is not None
+    assert (checkpointing.keep, checkpointing.steps, checkpointing.memory_steps) == (1, 1, 1)
+    assert (checkpointing.seconds, checkpointing.memory_seconds, checkpointing.memory) == (None, None, True)
+    assert (config.clusters["gpu"].cores, config.clusters["gpu"].price, config.seed) == (1, 0.0, 0)
+    assert (elastic.least, elastic.most, config.inputs["x"].shape) == (0, 1, (0,))
+    assert (config.measure, config.gateway_grace) == (0.0, 0.0)
+
+
 INVALID_CONFIGS: list[tuple[Any, str, str]] = [
     ({"clutsers": {}}, "clutsers", "did you mean 'clusters'"),
     ({3: 4}, "", "is not a string"),
@@ -194,6 +216,13 @@ INVALID_CONFIGS: list[tuple[Any, str, str]] = [
     ({"links": [{"between": ["a", "b"], "loss": 1}]}, "links[0].loss", "loss: 0.01"),
     ({"checkpoint": {"folder": "a", "overhead": 2}}, "checkpoint.overhead", "overhead: 0.01"),
     ({"checkpoint": {"folder": "a", "overhead": 0}}, "checkpoint.overhead", "overhead is zero"),
+    ({"checkpoint": {"keep": 3}}, "checkpoint", "missing checkpoint folder"),
+    ({"checkpoint": {"folder": "a", "keep": 0}}, "checkpoint.keep", "not an integer"),
+    ({"checkpoint": {"folder": "a", "every": 0}}, "checkpoint.every", "not an integer"),
+    ({"checkpoint": {"folder": "a", "every": "30"}}, "checkpoint.every", "neither a number of steps nor a time"),
+    ({"clusters": {"gpu": {}}, "elastic": {"gpu": {"min": 3, "max": 2}}}, "elastic.gpu", "min: 3 is greater than max"),
+    ({"clusters": {"gpu": {}}, "elastic": {"gpu": {"min": 2}}}, "elastic.gpu", "gpu: {min: 1, max: 1}"),
+    ({"clusters": {"gpu": {}}, "elastic": {"npu": {}}}, "elastic.npu", "did you mean 'gpu'"),
     ({"links": [{"between": ["a", "b"], "latency": "1ms"}]}, "links[0].latency", "choose one of"),
     ({"security": {"insecure": "no"}}, "security.insecure", "neither true nor false"),
     ({"security": {"revoke": "none"}}, "security.revoke", "did you mean 'revoked'"),

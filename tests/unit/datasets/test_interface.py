@@ -22,6 +22,7 @@ from whale_nebula.datasets.interface import (
     read_interface,
 )
 from whale_nebula.datasets.schema import (
+    LONGEST_TEXT,
     Column,
     check_columns,
     count_bytes,
@@ -236,22 +237,36 @@ def test_attack_schema_differs_from_columns(folder: Path, schema: dict[str, str]
         open_dataset(make_interface(transform=[]), folder)
 
 
+GOOD_COLUMNS = {"x": np.zeros((2, 3), "int32"), "t": make_text_column([b"abc", b"d"])}
+
+
 @pytest.mark.parametrize(
-    "columns",
+    ("changes", "words"),
     [
-        {"x": np.zeros((2, 3), "int32"), "y": np.zeros(2, "int8")},
-        {"x": np.zeros((2, 3), "int64")},
-        {"x": np.zeros((2, 4), "int32")},
-        {"x": np.zeros((2, 3, 1), "int32")},
-        {"x": [[1, 2, 3]]},
-        {"x": np.int32(3)},
-        {"x": make_text_column([b"abc", b"abd"])},
-        {},
+        ({"y": np.zeros(2, "int8")}, "has a column 'y' that is not in its schema"),
+        ({"x": None}, "has no column 'x'"),
+        *(
+            ({"x": wrong}, "column 'x' does not match its schema")
+            for wrong in (np.zeros((2, 3), "int64"), np.zeros((2, 4), "int32"), np.zeros((2, 3, 1), "int32"))
+        ),
+        *(({"x": wrong}, "column 'x' is not an array of rows") for wrong in ([[1, 2, 3]], np.int32(3), np.array(3))),
+        ({"x": make_text_column([b"abc", b"abd"])}, "column 'x' does not match its schema"),
+        ({"t": np.array([b"abc", "d"], object)}, "column 't' does not match its schema"),
+        ({"t": np.array(["abc", "d"])}, "column 't' does not match its schema"),
+        ({"t": make_text_column([b"abc"])}, "the columns have different numbers of rows"),
+        ({"t": make_text_column([b"", bytes(LONGEST_TEXT + 1)])}, "a text of column 't' is too long"),
     ],
 )
-def test_attack_columns_that_do_not_match_the_schema(columns: dict[str, Any]) -> None:
-    with pytest.raises(InterfaceError):
-        check_columns((Column("x", "int32", (3,)),), columns, "corpus")
+def test_attack_columns_that_do_not_match_the_schema(changes: dict[str, Any], words: str) -> None:
+    columns = {name: values for name, values in (GOOD_COLUMNS | changes).items() if values is not None}
+    with pytest.raises(InterfaceError, match=words):
+        check_columns((Column("x", "int32", (3,)), Column("t", "string")), columns, "corpus")
+
+
+def test_columns_without_rows_or_with_the_longest_text_match_their_schema() -> None:
+    schema = Column("x", "int32", (3,)), Column("t", "string")
+    assert check_columns(schema, {name: values[:0] for name, values in GOOD_COLUMNS.items()}, "corpus") == 0
+    assert check_columns(schema, GOOD_COLUMNS | {"t": make_text_column([b"", bytes(LONGEST_TEXT)])}, "corpus") == 2
 
 
 def test_attack_small_groups_are_left_out_of_aggregates(folder: Path) -> None:
@@ -287,16 +302,27 @@ def test_columns_survive_encoding_and_damaged_bytes_are_refused() -> None:
             decode_columns(schema, 3, memoryview(cut))
     damaged = bytearray(data)
     damaged[12:16] = b"\xff\xff\xff\x7f"
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="a text ends after the data"):
         decode_columns(schema, 3, memoryview(bytes(damaged)))
 
 
 @pytest.mark.parametrize(
-    "message", [None, [], [["x"]], [["x", "object", []]], [["x", "int8", [-1]]], [["x", "int8", 3]]]
-)
-def test_invalid_schema_message_is_refused(message: Any) -> None:
-    with pytest.raises((ValueError, TypeError)):
+    ("message", "words"),
+    [
+        (None, "no columns"), ([], "no columns"), ([["x", "int8", []]] * 2, "duplicate columns"), ([["x"]], "unpack"),
+        ([[3, "int8", []]], "invalid column"), ([["x", "object", []]], "invalid column"),
+        ([["x", "int8", 3]], "invalid column"), ([["x", "int8", [-1]]], "invalid column"),
+        ([["x", "int8", [0]]], "invalid column"), ([["x", "int8", [1 << 31]]], "invalid column"),
+        ([["x", "int8", [1.0]]], "invalid column"), ([["x", "int8", [1] * 9]], "invalid column"),
+    ],
+)  # fmt: skip
+def test_invalid_schema_message_is_refused(message: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
         read_schema(message)
+
+
+def test_largest_schema_message_is_read() -> None:
+    assert read_schema([["x", "int8", [(1 << 31) - 1] + [1] * 7]]) == (Column("x", "int8", ((1 << 31) - 1, *[1] * 7)),)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 64, 1000, 4097])

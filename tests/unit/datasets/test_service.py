@@ -452,28 +452,35 @@ def test_attack_function_output_outside_the_schema_is_not_sent(site: Site, monke
         LocalClient(site.guard, Reader("", "gpu/0")).describe("corpus")
 
 
+AGE = [["age", "int64", []]]
+
+
 @pytest.mark.parametrize(
-    ("schema", "rows", "data"),
+    ("answered", "header", "data", "words"),
     [
-        ([["age", "int64", []], ["name", "string", []]], 20, 320),
-        ([["age", "float64", []]], 20, 160),
-        ([["age", "int64", []]], 21, 168),
-        ([["age", "int64", []]], 20, 152),
-        ([["age", "int64", []]], 20, 1 << 30),
-        ("x", 20, 160),
+        ({"schema": [*AGE, ["name", "string", []]]}, {}, 320, "has changed since the run began"),
+        ({"schema": [["age", "float64", []]]}, {}, 160, "has changed since the run began"),
+        ({"count": 99}, {}, 160, "has changed since the run began"),
+        *(({"count": count}, {}, 160, "sent an invalid answer") for count in (-1, True, 1 << 63, "100")),
+        ({"schema": "x"}, {}, 160, "sent an invalid answer"),
+        ({}, {"rows": 21}, 168, "different rows than requested"),
+        ({}, {"first": 20}, 160, "different rows than requested"),
+        ({}, {}, 152, "do not match the schema"),
+        ({}, {}, 1 << 30, "do not match the schema"),
     ],
 )
-def test_attack_service_sends_unexpected_schema_or_sizes(site: Site, schema: Any, rows: int, data: int) -> None:
+def test_attack_service_sends_unexpected_schema_or_sizes(
+    site: Site, answered: dict[str, Any], header: dict[str, int], data: int, words: str
+) -> None:
     """A reader checks the schema and sizes before it allocates memory."""
     site.owner.publish()
     site.owner.grant("ana")
     remote = site.open_reader("ana")
     info = remote.describe("corpus")
-    header = {"first": 0, "rows": rows}
     answers = iter([
         Frame(HELLO, {"nonce": "n"}, memoryview(b"")),
-        Frame(ANSWER, {"schema": schema, "count": 100, "edition": info.edition}, memoryview(b"")),
-        Frame(BATCH, header, memoryview(bytes(min(data, 1000)))),
+        Frame(ANSWER, {"schema": AGE, "count": 100, "edition": info.edition, **answered}, memoryview(b"")),
+        Frame(BATCH, {"first": 0, "rows": 20, **header}, memoryview(bytes(min(data, 1000)))),
     ])  # fmt: skip
 
     def answer(line: object, most_data: int = 0, most_json: int = 0) -> Frame:
@@ -481,7 +488,7 @@ def test_attack_service_sends_unexpected_schema_or_sizes(site: Site, schema: Any
         assert frame.kind != BATCH or most_data == 160
         return frame
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(AccessError):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(AccessError, match=words):
         patch.setattr("whale_nebula.datasets.reading.read_frame", answer)
         next(remote.read(RowSelection("corpus", None, 0, 0, 100, 20), info))
 

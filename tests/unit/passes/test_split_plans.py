@@ -27,8 +27,11 @@ from whale_nebula.passes.facts import LayoutChange
 from whale_nebula.passes.pipeline import cut_program
 from whale_nebula.passes.rules import fold
 from whale_nebula.passes.split import check_devices
+from whale_nebula.plan.records import PlanCollective
+from whale_nebula.plan.splits import time_collective
 from whale_nebula.runtime.split.groups import LocalGroup
 from whale_nebula.runtime.split.lowering import StageLowering
+from whale_nebula.schedule.lines import Line
 from whale_nebula.spec import Value
 
 ROWS, CLASSES, WIDTH, COUNT = 12, 1000, 6, 3
@@ -207,6 +210,16 @@ def test_dense_pair_needs_one_all_reduce_each_way() -> None:
     one = round(count_bytes("all-reduce", ROWS * 16 * 4, 2))
     assert [(each.kind, each.bytes, each.times) for each in plan.collectives] == [("all-reduce", one, 1)] * 2
     assert {each.seconds for each in plan.collectives} == {None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "devices", "rounds"),
+    [("all-reduce", 2, 2), ("all-reduce", 4, 6), ("all-gather", 2, 1), ("all-gather", 4, 3)],
+)
+def test_collective_is_timed_as_a_ring(kind: str, devices: int, rounds: int) -> None:
+    collective = PlanCollective(kind, 3000, "wide", "hidden", "forward")
+    seconds = time_collective(collective, devices, Line(rate=1e6, delay=0.25))
+    assert seconds == pytest.approx(0.003 + rounds * 0.25)
 
 
 def test_collective_seconds_follow_the_link_inside_a_cluster(tmp_path: Path) -> None:

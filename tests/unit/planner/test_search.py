@@ -45,6 +45,11 @@ def make_uniform_problem(blocks: int, clusters: int, workers: int, **options: ob
     return Problem(chain, every, 32, lines)
 
 
+def scale_memory(problem: Problem, factor: float) -> Problem:
+    clusters = [replace(each, memory=each.memory * factor) for each in problem.clusters]
+    return replace(problem, clusters=tuple(clusters))
+
+
 @pytest.mark.parametrize(
     ("kind", "seed"),
     [
@@ -58,7 +63,10 @@ def test_search_is_as_fast_as_exhaustive_search(kind: str, seed: int) -> None:
     assert (best is None) == (not found.candidates)
     if best is None:
         assert found.excess is not None
-        assert found.excess.needed > found.excess.allowed
+        factor = found.excess.needed / found.excess.allowed
+        assert factor > 1.0, "and about the least with which a plan fits"
+        assert search(scale_memory(problem, 1.25 * factor)).candidates
+        assert not search(scale_memory(problem, factor / 1.3)).candidates
     else:
         assert found.candidates[0].seconds <= 1.02 * best.seconds
         assert all(problem.admits(each.shape) for each in found.candidates)

@@ -30,6 +30,7 @@ from whale_nebula.launch.attach import Attachment
 from whale_nebula.runtime.session import rendezvous
 from whale_nebula.runtime.session.rendezvous import (
     _agree_on_config,
+    _agree_on_seed,
     _find_host,
     describe_config,
     digest_host,
@@ -137,6 +138,26 @@ def test_equal_configs_are_agreed_on() -> None:
     own = make_sheet({"inputs": {"x": FORM, "y": FORM}, "weights": "own"})
     _agree_on_config("gpu/0", own, {"npu/0": make_sheet({"inputs": {"y": FORM, "x": FORM}, "weights": "own"})})
     _agree_on_config("gpu/0", describe_config(Config()), {})
+
+
+@pytest.mark.parametrize("name", ["whale_nebula", "tensorflow", "keras"])
+def test_worker_with_another_version_is_refused_by_both(name: str) -> None:
+    sheets = [{"whale_nebula": "1", "tensorflow": "2", "keras": "3"} for _ in MATES]
+    sheets[1][name] = "9"
+    found = sessions(MATES)
+    with ThreadPoolExecutor(len(MATES)) as pool:
+        futures = [pool.submit(found[mate].hello, sheet) for mate, sheet in zip(MATES, sheets, strict=True)]
+        errors = [future.exception() for future in futures]
+    for error, mate, sheet, other in zip(errors, MATES, sheets, sheets[::-1], strict=True):
+        assert isinstance(error, PlanMismatchError)
+        assert error.what == f"{mate} runs {name} {sheet[name]}, but {others(mate)[0]} runs {other[name]}"
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_seed_has_to_be_that_of_all_others(seed: int | None) -> None:
+    _agree_on_seed("gpu/0", seed, {"npu/0": {"seed": seed}, "npu/1": {"seed": seed}})
+    with pytest.raises(ConfigError, match=f"different seeds: gpu/0: {seed}, npu/0: {seed}, npu/1: 4"):
+        _agree_on_seed("gpu/0", seed, {"npu/0": {"seed": seed}, "npu/1": {"seed": 4}})
 
 
 DIFFERENT = [

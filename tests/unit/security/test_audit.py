@@ -131,8 +131,13 @@ class TestRecords:
         self, tmp_path: Path, gate: Credentials
     ) -> None:
         log = AuditLog(tmp_path / "audit.jsonl", GATE, gate)
-        for more in ({"bad": object()}, {"bad": float("nan")}, {"seq": 7}, {"prev": ""}):
-            with pytest.raises(AuditError):
+        for more, words in (
+            ({"bad": object()}, "not plain JSON"),
+            ({"bad": float("nan")}, "not plain JSON"),
+            ({"seq": 7}, r"\['seq'\] are reserved fields"),
+            ({"prev": ""}, r"\['prev'\] are reserved fields"),
+        ):
+            with pytest.raises(AuditError, match=words):
                 log.record("x", **more)
         log.record("x", reason="é\n" * 2000, bytes=7)
         log.close()

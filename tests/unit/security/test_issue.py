@@ -104,6 +104,8 @@ class TestAuthority:
             found.check(Identity(RUN, "gpu", "worker", 2))
         with pytest.raises(CredentialsError, match="not for run 'other'"):
             found.check(Identity("other", "gpu"))
+        with pytest.raises(CredentialsError, match="may certify npu, tpu, not gpu"):
+            Authority.create(RUN, {}, bound=["npu", "tpu"]).check(Identity(RUN, "gpu"))
         assert [each.worker for each in authority.list_identities(RUN, config)] == ["gpu/0", "gpu/1", "gpu/gateway"]
 
     def test_invalid_cluster_name_is_refused_at_creation(self) -> None:

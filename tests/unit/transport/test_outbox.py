@@ -146,6 +146,24 @@ def test_drop_queued_drops_all_but_urgent_items() -> None:
     assert take_sizes(outbox, 2) == [urgent.payload.size, None]
 
 
+@pytest.mark.parametrize("end", ["put", "queue_urgent", "queue_last", "finish", "drop_queued"])
+def test_queued_bytes_are_those_of_frames_that_have_not_left(end: str) -> None:
+    outbox, sent = make_outbox(1 << 30), 0
+    first, second, message = make_item(2 * CHUNK_BYTES), make_item(5), make_message(7)
+    outbox.put(first, 1.0, "npu/0")
+    outbox.put(second, 1.0, "npu/0")
+    outgoing = outbox.take_next()  # half of the first item, whose other half is dropped with the second
+    more = {"put": (message, 1.0, "npu/0"), "drop_queued": ()}.get(end, (message,))
+    getattr(outbox, end)(*more)
+    expected = first.size + second.size + message.size if more else outgoing.share
+    while outgoing is not None:
+        assert outbox.queued_bytes == expected - sent
+        outbox.release_budget(outgoing.share)
+        sent += outgoing.share
+        outgoing = outbox.take_next()
+    assert outbox.queued_bytes == 0 and outbox.written_bytes == expected
+
+
 def test_answers_and_resent_frames_precede_new_items() -> None:
     outbox = make_outbox(10_000)
     outbox.put(make_item(5), 1.0, "npu/0")

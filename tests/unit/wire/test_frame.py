@@ -113,44 +113,68 @@ def test_encoded_tensor_may_have_any_number_of_bytes(size: int) -> None:
 
 MESSAGE = Header(Kind.CONTROL, flags=Flag.LAST, dtype=find_dtype_code("uint8"), dims=(4,), length=4, whole=4)
 INVALID_HEADERS = {
-    "kind": VALID_HEADER._replace(kind=99),
-    "no kind": VALID_HEADER._replace(kind=0),
-    "flags": VALID_HEADER._replace(flags=Flag.LAST | 4),
-    "sealed": VALID_HEADER._replace(flags=Flag.LAST | Flag.SEALED),
-    "boundary without direction": VALID_HEADER._replace(direction=Direction.NONE),
-    "scalar with direction": VALID_HEADER._replace(kind=Kind.SCALAR),
-    "direction": VALID_HEADER._replace(direction=3),
-    "micro-batch": VALID_HEADER._replace(micro_batch=-2),
-    "dtype": VALID_HEADER._replace(dtype=77),
-    "whole and dims": VALID_HEADER._replace(whole=28, length=28, codec=0, state=0),
-    "state without a codec": VALID_HEADER._replace(codec=0),
-    "rank": VALID_HEADER._replace(dims=(1, 1, 1, 1, 1, 1, 1, 2, 3)),
-    "empty and beyond any array": VALID_HEADER._replace(dims=(0, 2**31, 2**31, 2**31), length=0, whole=0),
-    "short chunk": VALID_HEADER._replace(length=20, flags=0),
-    "long chunk": VALID_HEADER._replace(length=28),
-    "empty chunk": VALID_HEADER._replace(length=0, flags=0),
-    "offset between chunks": VALID_HEADER._replace(offset=4, length=20),
-    "offset beyond": VALID_HEADER._replace(offset=CHUNK_BYTES, length=0),
-    "last is not marked": VALID_HEADER._replace(flags=0),
-    "message of a step": MESSAGE._replace(step=1),
-    "message of a micro-batch": MESSAGE._replace(micro_batch=0),
-    "message with a codec": MESSAGE._replace(codec=1),
-    "sealed without a tag": VALID_HEADER._replace(length=8, whole=8, dims=(1, 2), flags=Flag.LAST | Flag.SEALED),
-    "acknowledgement with a number": Header(Kind.ACK, flags=Flag.LAST, sequence=1),
-    "beat with a payload": MESSAGE._replace(kind=Kind.BEAT),
-    "message of floats": VALID_HEADER._replace(kind=Kind.CONTROL, direction=Direction.NONE),
+    "kind": (VALID_HEADER._replace(kind=99), "kind 99 is unknown"),
+    "no kind": (VALID_HEADER._replace(kind=0), "kind 0 is unknown"),
+    "flags": (VALID_HEADER._replace(flags=Flag.LAST | 4), "are unknown"),
+    "sealed": (VALID_HEADER._replace(flags=Flag.LAST | Flag.SEALED), "this link has no key"),
+    "boundary without direction": (VALID_HEADER._replace(direction=Direction.NONE), "cannot have direction 0"),
+    "scalar with direction": (VALID_HEADER._replace(kind=Kind.SCALAR), "cannot have direction"),
+    "direction": (VALID_HEADER._replace(direction=3), "cannot have direction 3"),
+    "micro-batch": (VALID_HEADER._replace(micro_batch=-2), "micro-batch -2 is out of range"),
+    "dtype": (VALID_HEADER._replace(dtype=77), "dtype 77 is unknown"),
+    "whole and dims": (VALID_HEADER._replace(whole=28, length=28, codec=0, state=0), "has 24 bytes, not 28"),
+    "state without a codec": (VALID_HEADER._replace(codec=0), "state 8 without a codec"),
+    "rank": (VALID_HEADER._replace(dims=(1, 1, 1, 1, 1, 1, 1, 2, 3)), "rank 9 is above 8"),
+    "empty and beyond any array": (
+        VALID_HEADER._replace(dims=(0, 2**31, 2**31, 2**31), length=0, whole=0),
+        "is too large for an array",
+    ),
+    "short chunk": (VALID_HEADER._replace(length=20, flags=0), "invalid chunk of 20 bytes"),
+    "long chunk": (VALID_HEADER._replace(length=28), "invalid chunk of 28 bytes"),
+    "empty chunk": (VALID_HEADER._replace(length=0, flags=0), "invalid chunk of 0 bytes"),
+    "offset between chunks": (VALID_HEADER._replace(offset=4, length=20), "invalid chunk of 20 bytes at 4"),
+    "offset beyond": (VALID_HEADER._replace(offset=CHUNK_BYTES, length=0), "invalid chunk of 0 bytes at"),
+    "last is not marked": (VALID_HEADER._replace(flags=0), "wrongly marked"),
+    "message of a step": (MESSAGE._replace(step=1), "cannot belong to a step"),
+    "message of a micro-batch": (MESSAGE._replace(micro_batch=0), "cannot belong to micro-batch 0"),
+    "message with a codec": (MESSAGE._replace(codec=1), "cannot belong to a step"),
+    "sealed without a tag": (
+        VALID_HEADER._replace(length=8, whole=8, dims=(1, 2), flags=Flag.LAST | Flag.SEALED),
+        "this link has no key",
+    ),
+    "acknowledgement with a number": (
+        Header(Kind.ACK, flags=Flag.LAST, sequence=1),
+        "fields other than an acknowledgement",
+    ),
+    "beat with a payload": (MESSAGE._replace(kind=Kind.BEAT), "fields other than an acknowledgement"),
+    "message of floats": (VALID_HEADER._replace(kind=Kind.CONTROL, direction=Direction.NONE), "must be a row of bytes"),
+    "first chunk is marked as the last": (
+        VALID_HEADER._replace(whole=2 * CHUNK_BYTES, length=CHUNK_BYTES),
+        "wrongly marked",
+    ),
+    "empty chunk after the last": (
+        VALID_HEADER._replace(whole=CHUNK_BYTES, offset=CHUNK_BYTES, length=0),
+        "empty chunk of a non-empty tensor",
+    ),
+    "message of two axes": (MESSAGE._replace(dims=(2, 2)), "must be a row of bytes"),
+    **{
+        f"message with a {field}": (MESSAGE._replace(**{field: 1}), "cannot belong to a step")
+        for field in ("program", "phase", "shard", "slot")
+    },
 }
 
 
-@pytest.mark.parametrize("header", INVALID_HEADERS.values(), ids=INVALID_HEADERS.keys())
-def test_invalid_header_is_refused_by_sender_and_receiver(header: Header, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(LocalProtocolError):
+@pytest.mark.parametrize(("header", "words"), INVALID_HEADERS.values(), ids=INVALID_HEADERS.keys())
+def test_invalid_header_is_refused_by_sender_and_receiver(
+    header: Header, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(LocalProtocolError, match=words):
         pack_header(header, 0)
     if len(header.dims) <= 8:
         monkeypatch.setattr("whale_nebula.wire.frame.find_fault", lambda header, sealed: None)
         packed = pack_header(header, 0)
         monkeypatch.undo()
-        with pytest.raises(RemoteProtocolError):
+        with pytest.raises(RemoteProtocolError, match=words):
             unpack_header(packed)
 
 

@@ -177,18 +177,18 @@ def test_number_beyond_float_range_is_refused(number: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "message",
+    ("message", "words"),
     [
-        {},
-        {"kind": 3},
-        {"kind": "A", "x": object()},
-        {"kind": "A", "x": float("nan")},
-        {"kind": "A", "x": "y" * FRAME_CAP},
+        ({}, "'kind' must be a string"),
+        ({"kind": 3}, "'kind' must be a string"),
+        ({"kind": "A", "x": object()}, "'A' is not plain JSON"),
+        ({"kind": "A", "x": float("nan")}, "'A' is not plain JSON"),
+        ({"kind": "A", "x": "y" * FRAME_CAP}, "invalid control message 'A'"),
     ],
     ids=["no kind", "kind is a number", "object", "nan", "too long"],
 )
-def test_invalid_outgoing_message_is_refused(message: dict[str, object]) -> None:
-    with pytest.raises(LocalProtocolError):
+def test_invalid_outgoing_message_is_refused(message: dict[str, object], words: str) -> None:
+    with pytest.raises(LocalProtocolError, match=words):
         encode_message(message)
 
 

@@ -19,6 +19,7 @@ from whale_nebula.errors import DeadlineError, RemoteProtocolError
 from whale_nebula.ir.outer_optimizer import Average, Nesterov, Outer
 from whale_nebula.launch.worker_exit import ExitAgreement
 from whale_nebula.runtime.local_sgd.async_mode import Server
+from whale_nebula.runtime.local_sgd.one_bit import compress_signs, restore_signs
 from whale_nebula.runtime.local_sgd.step import LeaveRequests
 from whale_nebula.runtime.local_sgd.sync_rounds import Rounds
 from whale_nebula.runtime.local_sgd.topology import Differences, Ends, FlatVariables
@@ -315,3 +316,14 @@ def test_departures_are_those_that_all_workers_know(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr("whale_nebula.runtime.local_sgd.step.exit_agreement", exit_agreement)
         each.leave(1)
         assert exit_agreement.counts == {"npu": 1}
+
+
+@pytest.mark.parametrize("size", [1, 8, 9, 20])
+def test_signs_and_scales_are_restored_from_exactly_their_bytes(size: int) -> None:
+    ends = [size, 2 * size]
+    data, decoded = compress_signs(np.linspace(-1.0, 2.0, 2 * size, dtype=np.float32), ends)
+    assert data.nbytes == 4 * 2 + -(-2 * size // 8)
+    assert restore_signs(data, ends).tolist() == decoded.tolist()
+    for wrong in (data[:-1], np.append(data, np.uint8(0))):
+        with pytest.raises(RemoteProtocolError, match=f"received {wrong.nbytes} bytes of signs instead of"):
+            restore_signs(wrong, ends)
