@@ -203,7 +203,7 @@ def main() -> None:
     count = chosen.shape.micro_batches
     told = {
         "site": nb.here().cluster,
-        "predicted": chosen.seconds,
+        "predicted": decision.seconds_here,
         "measured": middle, "low": low, "high": high, "wall": float(np.median(walls)),
         "planned_in": timer.ends[0] - began,
         "shape": repr(replace(chosen.shape)),

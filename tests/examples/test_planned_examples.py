@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.examples import test_short_examples
 from tests.processes import zygote
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DEADLINE = 900
-pytestmark = [pytest.mark.grid, pytest.mark.timeout(4 * DEADLINE)]
 
 
 class PlannedExample(NamedTuple):
@@ -149,6 +149,61 @@ PLANNED_EXAMPLES = [
         r"loss (\d\.\d+)",
         r"sent in the last step, .*: [1-9]",
     ),
+    PlannedExample(
+        "demo",
+        [],
+        "28MiB",
+        [
+            ("heads=4, blocks=4", "heads=4, blocks=2"),
+            ("MICRO_BATCHES, EPOCHS = 1024, 64, 4, 8", "MICRO_BATCHES, EPOCHS = 128, 64, 4, 2"),
+            ("    nb.init(links=LINE)\n", "    INIT\n    AUTO\n"),
+            ("        with nb.cluster(), nb.pipeline(micro_batch=MICRO_BATCHES):\n    ", ""),
+            (', around=lambda block: nb.stage(cluster="gpu" if block < 2 else "npu"))', ")"),
+            ("uncut = train(language_model(cut=False))", "uncut = across"),
+        ],
+        r"loss across two clusters (\d\.\d+)",
+        r"carries [1-9]",
+    ),
+    PlannedExample(
+        "curriculum",
+        ["--start", "16", "--end", "32", "--grow", "3", "--steps", "5"],
+        "6900KiB",
+        [
+            ("heads=4, blocks=4", "heads=4, blocks=2"),
+            ("    nb.init(seed=1, links=LINE if attach() is None else None)\n", "    INIT\n    AUTO\n"),
+            ("    with nb.cluster(), nb.pipeline(micro_batch=MICRO_BATCHES):\n    ", ""),
+            (', around=lambda block: nb.stage(cluster="gpu" if block < 2 else "npu"), shorter', ", shorter"),
+        ],
+        r"held back: (\d\.\d+)",
+        r"│ +[1-9]\d* +│ +1 +│",
+    ),
+    PlannedExample(
+        "place",
+        [],
+        "7MiB",
+        [
+            ("ROWS, BATCH, SIDE = 128, 32, 32", "ROWS, BATCH, SIDE = 64, 32, 32"),
+            ("    nb.init(links=LINE)\n    model", "    INIT\n    AUTO\n    model"),
+            ('    nb.place(model, {"conv1.*', '    # {"conv1.*'),
+            ("loss {loss:.4f}", "loss {loss:.6f}"),
+            ("    # With a pinned plan", "    return 0\n    # With a pinned plan"),
+        ],
+        r"loss (\d\.\d+)",
+        r": [1-9]\d* kB per step",
+    ),
+    PlannedExample(
+        "large_classifier",
+        [],
+        "15130KiB",
+        [
+            ("nb.init(seed=1)\n", "INIT\nAUTO\n"),
+            ('with nb.cluster(["gpu"]):\n    with nb.replica(2):\n        features', "features"),
+            ("    with nb.split(2):\n        logits", "logits"),
+            ("epochs=6", "epochs=1"),
+        ],
+        r"loss (\d\.\d+)",
+        "npu +npu ",
+    ),
 ]
 
 
@@ -162,6 +217,8 @@ def run_example(example: PlannedExample, folder: Path, memory: str | None, *befo
     return float(found), re.search(example.crossing_pattern, result.stdout) is not None
 
 
+@pytest.mark.grid
+@pytest.mark.timeout(4 * DEADLINE)
 @pytest.mark.parametrize("example", PLANNED_EXAMPLES, ids=lambda example: example.name)
 def test_planned_example_trains_like_one_device(tmp_path: Path, example: PlannedExample) -> None:
     uncut, crossed = run_example(example, tmp_path / "uncut", None)
@@ -170,3 +227,8 @@ def test_planned_example_trains_like_one_device(tmp_path: Path, example: Planned
     for name, before in {"one process": (), "two processes": launch}.items():
         cut, crossed = run_example(example, tmp_path / name, example.memory, *before)
         assert crossed and cut == pytest.approx(uncut, rel=example.tolerance)
+
+
+def test_all_examples_with_scopes_are_tested_without_them() -> None:
+    scoped = {path.stem for path in EXAMPLES.glob("*.py") if re.search(r"nb\.(cluster|place)\(", path.read_text())}
+    assert scoped == {*test_short_examples.EXAMPLES, *(example.name for example in PLANNED_EXAMPLES)}

@@ -92,7 +92,7 @@ def _find_costs(
     later, whole = at @ layers.seconds(layers.backward, pace, deferrable_only=True), at @ backward
     share_later = np.divide(later, whole, where=whole > 0, out=np.zeros_like(later))
     update, adding = np.array(layers.update) * (3.0 / rate), 3.0 / rate
-    call, crossing, message, step, fused = slowest.call_seconds or CALL, 0.0, 0.0, 0.0, 1.0
+    call, crossing, message, step, fused, staging = slowest.call_seconds or CALL, 0.0, 0.0, 0.0, 1.0, 0.0
     if measured is not None:
         adding = adding if math.isnan(measured.adding) else measured.adding
         empty = EMPTY_CALL if math.isnan(measured.call) else measured.call
@@ -103,11 +103,13 @@ def _find_costs(
         forward = _complete(measured.forward, forward, layers.rows)
         backward = _complete(measured.backward, backward, layers.rows)
         update = _complete(measured.update, np.stack([update, 0.0 * update]), 1)[0]
-        update += VARIABLE * empty * np.array([len(each) for each in layers.variables]) * (update > 0.0)
+        written = VARIABLE * empty * np.array([len(each) for each in layers.variables]) * (update > 0.0)
+        update += written
+        staging = fused * call + float(written.sum())
     return ClusterCosts(
         cluster.name, max(1, len(devices)), forward, backward, update, call,
         float(min(memory, options.memory)), Line.from_link(cluster.ring), adding, fused, crossing, message, step,
-        backward * share_later,
+        backward * share_later, staging,
     )  # fmt: skip
 
 

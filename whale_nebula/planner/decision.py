@@ -76,11 +76,20 @@ class Decision:
     @property
     def seconds_here(self) -> float:
         """Predicted seconds of a step in this process; if clusters share its cores, at least the sum of all stages'
-        computing.
+        computing, or those of the step as it was traced.
         """
         chosen, clusters = self.chosen, self.problem.clusters
+        if self.emulated and self.uncut:
+            return self.predict_traced_step(chosen)
         update = sum(float(clusters[part.cluster].update[part.begin : part.end].sum()) for part in chosen.parts)
         return max(chosen.seconds, (sum(chosen.compute) * chosen.shape.micro_batches + update) * self.emulated)
+
+    def predict_traced_step(self, candidate: Candidate) -> float:
+        """Predicted seconds of an uncut step that runs as it was traced: without the calls of stages, and without the
+        work of a run of several processes.
+        """
+        own = self.problem.clusters[candidate.parts[0].cluster]
+        return candidate.seconds - own.staging - own.step
 
     @property
     def uncut(self) -> bool:
@@ -298,7 +307,7 @@ def slow_down(problem: Problem, slowness: Mapping[int, float]) -> Problem:
         cluster = clusters[number]
         clusters[number] = replace(
             cluster, forward=cluster.forward * times, backward=cluster.backward * times, update=cluster.update * times,
-            call=cluster.call * times,
+            call=cluster.call * times, staging=cluster.staging * times,
             deferred_backward=None if cluster.deferred_backward is None else cluster.deferred_backward * times,
         )  # fmt: skip
     return replace(problem, clusters=tuple(clusters))

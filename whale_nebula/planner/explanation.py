@@ -56,6 +56,8 @@ def _paragraphs(decision: Decision) -> Iterator[str]:
     yield f"Predicted step time: {duration(chosen.seconds)}. {_binding_text(problem, chosen)}"
     if decision.seconds_here > chosen.seconds:
         yield f"In this process all clusters share its cores, so a step takes about {duration(decision.seconds_here)}."
+    if decision.seconds_here < chosen.seconds:
+        yield f"In this process the step runs as it was traced, and takes about {duration(decision.seconds_here)}."
     yield from _codecs_text(problem, chosen)
     yield _memory_text(problem, chosen)
     yield _grounds_text(decision.grounds)

@@ -16,7 +16,7 @@ from whale_nebula.hardware.measurements import save_slowness
 from whale_nebula.ir.program import Leaf
 from whale_nebula.planner.decision import Decision, Observation, Offer, correct, find_better_plan, find_slowness
 from whale_nebula.planner.explanation import describe_shape, stage_names
-from whale_nebula.planner.problem import Candidate
+from whale_nebula.planner.problem import Candidate, Excess
 from whale_nebula.planner.score import score
 from whale_nebula.report.prediction import Basis, PlannedReport
 from whale_nebula.report.records import PredictionGap, WorkerReport, duration
@@ -88,10 +88,13 @@ class PlanWatch:
         return sum(outcome.counts) if sum(outcome.counts) > 1 else next(whole, 1)
 
     def _predict(self, rows: int) -> Candidate | None:
-        if rows == self.decision.problem.rows:
-            return self.decision.chosen
-        found = score(replace(self.decision.problem, rows=rows), self.decision.chosen.shape)
-        return found if isinstance(found, Candidate) else None
+        found: Candidate | Excess = self.decision.chosen
+        if rows != self.decision.problem.rows:
+            found = score(replace(self.decision.problem, rows=rows), self.decision.chosen.shape)
+        if not isinstance(found, Candidate):
+            return None
+        alone = self.run.alone and self.decision.uncut
+        return replace(found, seconds=self.decision.predict_traced_step(found)) if alone else found
 
     def _record(self, outcome: StepOutcome) -> None:
         self.counted_steps += 1

@@ -16,7 +16,7 @@ from tests.golden.files import check_golden
 from whale_nebula.hardware import Clusters
 from whale_nebula.planner.chain import Layers
 from whale_nebula.planner.cluster_costs import Grounds
-from whale_nebula.planner.decision import Decision, describe_excess
+from whale_nebula.planner.decision import Decision, describe_excess, slow_down
 from whale_nebula.planner.explanation import FACTORS, WIDTH, describe_shape, scale_crossing
 from whale_nebula.planner.problem import Chain, ClusterCosts, Excess, Options, Part, Problem, Shape, WrittenStage
 from whale_nebula.planner.resizes import PlannedResize, Resize
@@ -90,6 +90,19 @@ def test_explanation_has_a_paragraph_a_table_and_alternatives(request: pytest.Fi
         False,
     ]
     assert "\n1 more candidate would take over 3 times as long" in slow_decision.explain()
+
+
+def test_step_that_runs_as_traced_has_no_calls_of_stages() -> None:
+    call, step = 5e-4, 3e-3  # the call is that of the problem's clusters
+    clusters = tuple(replace(each, staging=call, step=step) for each in make_problem().clusters)
+    problem = replace(make_problem(), clusters=clusters)
+    here, apart = (decide(problem, (ONE,), emulated=emulated) for emulated in (True, False))
+    assert apart.seconds_here == apart.chosen.seconds == here.chosen.seconds
+    assert here.seconds_here == pytest.approx(here.chosen.seconds - call - step)
+    assert "as it was traced" in here.explain() and "as it was traced" not in apart.explain()
+    slow = decide(slow_down(problem, {0: 2.0}), (ONE,), emulated=True)
+    assert slow.seconds_here == pytest.approx(2 * here.seconds_here)
+    assert decide(problem, (TWO,), emulated=True).seconds_here >= decide(problem, (TWO,)).chosen.seconds
 
 
 def test_scaled_crossing_halves_the_bytes_of_lines() -> None:
