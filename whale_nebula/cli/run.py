@@ -310,7 +310,7 @@ def _start(
         return create_identities(
             sizes.select_placement(), config, security, listen=listen, path=args.config, everywhere=args.all,
             memory=memory, absent=sizes.find_absent(), asked=sizes.path, ended=signal_handler.ended_at, reports=reports,
-            tenant=tenant, home=home,
+            launched=placement.here, anchor=sizes.anchor, tenant=tenant, home=home,
         )  # fmt: skip
 
     sys.stdout.flush()
@@ -342,8 +342,7 @@ def _start(
 
     attempts = Attempts(
         rule, start, rest=signal_handler.rest, is_stopped=is_stopped, report=remark, changes=sizes.adopt_counts,
-        is_left=lambda: not any(sizes.requested_counts[cluster] for cluster in sizes.own_clusters),
-        note_failure=sizes.note_failure,
+        is_left=lambda: sizes.is_left, note_failure=sizes.note_failure,
     )  # fmt: skip
     metrics = partial(_render_metrics, reports, sizes, signal_handler)
     if args.control is not None:
