@@ -302,6 +302,8 @@ def _start(
     memory = resources.enter_context(gateways.open_memory_folder()) if config.restarts.most or config.elastic else None
     folder = resources.enter_context(tempfile.TemporaryDirectory(prefix="whale-nebula-")) if config.elastic else None
     sizes = Sizes(config, placement, None if folder is None else os.path.join(folder, "asked.json"))
+    if config.elastic and sizes.anchor is not None:
+        remark(f"{sizes.anchor} is the anchor: its launcher decides on absent workers, and without it the run waits")
 
     shown = args.control is not None or args.metrics is not None
     reports = resources.enter_context(tempfile.TemporaryDirectory(prefix="whale-nebula-")) if shown else None
