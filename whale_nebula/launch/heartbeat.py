@@ -13,9 +13,9 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,7 +43,7 @@ class HeartbeatSender:
         os.set_blocking(fd, False)
         self.code: int | None = None
         self.error = self.cause = ""
-        self.lost: tuple[str, ...] = ()
+        self.lost: list[str] = []
         self._fd, self._every, self._owner = fd, every, os.getpid()
         self.thread = threading.Thread(target=self._send_heartbeats, name="nebula-pulse", daemon=True)
         self.thread.start()
@@ -81,7 +81,7 @@ class WorkerStatus:
     code: int | None = None
     error: str = ""
     cause: str = ""
-    lost: Sequence[str] = ()
+    lost: list[str] = field(default_factory=list)
     epoch: int | None = None
     first_step_at: float | None = None
     saved: int | None = None
