@@ -7,6 +7,7 @@ import json
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -40,20 +41,25 @@ def start_two_sites(
     patience: str = "60s",
     *,
     gateways: bool = False,
+    elastic: Mapping[str, Any] = MappingProxyType({"npu": {"min": 0}}),
 ) -> Iterator[Sites]:
-    """A launcher for each cluster in its own folder, as on separate hosts, with a control socket."""
+    """A launcher for each name in `saved`, a cluster or one of its workers, in its own folder, as on separate hosts,
+    with a control socket.
+    """
     own = [{"gateway": f"127.0.0.1:{free_port()}"} if gateways else {} for _ in range(2)]
     workers = {name: [f"127.0.0.1:{free_port()}" for _ in range(count)] for name, count in (("gpu", 1), ("npu", 2))}
     clusters = {name: {"workers": workers[name], **more} for name, more in zip(workers, own, strict=True)}
-    with prepare_sites(folder, clusters=clusters, elastic={"npu": {"min": 0}}, restarts=5, patience=patience) as found:
+    options = {"clusters": clusters, "elastic": dict(elastic), "restarts": 5, "patience": patience}
+    with prepare_sites(folder, **options) as found:
         found.has_separate_folders = True
-        for name in clusters:
-            if gateways:
-                found.start_gateway(name)
+        for name in clusters if gateways else ():
+            found.start_gateway(name)
+        for name in saved:
+            cluster, _, number = name.partition("-")
             control = str(folder / f"{name}.sock")
-            command = ["-m", "whale_nebula.cli.main", "run", "--config", found.write_config(name), "--cluster", name]
+            command = ["-m", "whale_nebula.cli.main", "run", "--config", found.write_config(name), "--cluster", cluster]
             script = [str(HERE / "workers" / "elastic.py"), str(folder / saved[name]), control, json.dumps(requests)]
-            found.commands[name] = [*command, "--control", control, *script]
+            found.commands[name] = [*command, *(["--worker", number] if number else []), "--control", control, *script]
             found.restart(name)
         yield found
 
@@ -95,8 +101,8 @@ def test_site_leaves_and_returns(tmp_path: Path, intermediate_count: int | None)
 def test_run_continues_without_a_killed_site_if_its_checkpoint_is_readable(tmp_path: Path, shared: bool) -> None:
     """Otherwise the run waits for the site. In both cases the site takes part again when it is restarted."""
     saved = {"gpu": "one", "npu": "one" if shared else "two"}
-    with start_two_sites(tmp_path, saved, {"dies": {"0": 9}, "waits": 14}, "15s") as found:
-        found["gpu"].await_line("npu/0 did not recover: the run continues without npu")
+    with start_two_sites(tmp_path, saved, {"dies": {"0": ["npu/0", 9]}, "waits": 14}, "15s") as found:
+        found["gpu"].await_line("npu/0, npu/1 did not recover: the run continues without npu")
         if shared:
             found["gpu"].await_line('report: ["homes 2"')
         else:
@@ -108,6 +114,50 @@ def test_run_continues_without_a_killed_site_if_its_checkpoint_is_readable(tmp_p
         starts = check_history(found)
     assert [count for _, count in starts] == ([2, 0, 2] if shared else [2, 2])
     assert all(step for step, _ in starts[1:]), (starts, found["gpu"].last_output)
+
+
+HOSTS = {"gpu": "one", "npu-0": "two", "npu-1": "three"}
+"""Hosts with a launcher each, and their folders: those of npu have one worker each."""
+ONE_OF_TWO = {"npu": {"min": 1}}
+
+
+def test_host_of_a_cluster_leaves_on_request_and_returns(tmp_path: Path) -> None:
+    """It hands its part of the checkpoint over."""
+    requests = {"0": [6, 1], "by": "gpu/0", "waits": 12}
+    with start_two_sites(tmp_path, HOSTS, requests, elastic=ONE_OF_TWO) as found:
+        assert found["npu-1"].wait() == EXIT_TEMPFAIL, found["npu-1"].last_output
+        assert "continues with 1 in gpu, 1 in npu" in found["npu-1"].last_output
+        found.restart("npu-1")
+        assert set(found.wait_for_exit_codes().values()) == {0}, [site.last_output for site in found.sites.values()]
+        starts = check_history(found)
+    assert starts[0][1] == 2 and [count for _, count in starts][-2:] == [1, 2], starts
+    assert 6 <= starts[1][0][0] <= 8 and starts[-1][0][0] >= starts[1][0][0], starts
+
+
+@pytest.mark.grid
+def test_cluster_continues_without_its_killed_first_host_from_copies_in_memory(tmp_path: Path) -> None:
+    requests = {"dies": {"0": ["npu/0", 9]}, "waits": 14}
+    with start_two_sites(tmp_path, HOSTS, requests, "30s", elastic=ONE_OF_TWO) as found:
+        assert found["npu-0"].wait() == -signal.SIGKILL
+        found["npu-1"].await_line("the run continues with 1 in gpu, 1 in npu, without npu/0")
+        found.restart("npu-0")
+        assert set(found.wait_for_exit_codes().values()) == {0}, [site.last_output for site in found.sites.values()]
+        starts = check_history(found)
+    assert starts[0][1] == 2 and [count for _, count in starts][-2:] == [1, 2], starts
+    assert starts[-2][0][0] > 0, "no checkpoint on a disk has the part of npu/0"
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("elastic", [{}, ONE_OF_TWO], ids=["fixed number", "elastic"])
+def test_each_host_in_turn_is_killed_and_started_again(tmp_path: Path, elastic: Mapping[str, Any]) -> None:
+    turns = {"npu-1": ["npu/1", 4], "npu-0": ["npu/0", 8], "gpu": ["gpu/0", 12]}
+    requests = {"dies": dict(enumerate(turns.values()))}
+    with start_two_sites(tmp_path, HOSTS, requests, elastic=elastic) as found:
+        for killed in turns:
+            assert found[killed].wait() == -signal.SIGKILL
+            found.restart(killed)
+        assert set(found.wait_for_exit_codes().values()) == {0}, [site.last_output for site in found.sites.values()]
+        check_history(found)
 
 
 @pytest.mark.grid

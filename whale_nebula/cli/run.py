@@ -302,6 +302,8 @@ def _start(
     memory = resources.enter_context(gateways.open_memory_folder()) if config.restarts.most or config.elastic else None
     folder = resources.enter_context(tempfile.TemporaryDirectory(prefix="whale-nebula-")) if config.elastic else None
     sizes = Sizes(config, placement, None if folder is None else os.path.join(folder, "asked.json"))
+    if config.elastic and sizes.anchor is not None:
+        remark(f"{sizes.anchor} is the anchor: its launcher decides on absent workers, and without it the run waits")
 
     shown = args.control is not None or args.metrics is not None
     reports = resources.enter_context(tempfile.TemporaryDirectory(prefix="whale-nebula-")) if shown else None
@@ -310,7 +312,7 @@ def _start(
         return create_identities(
             sizes.select_placement(), config, security, listen=listen, path=args.config, everywhere=args.all,
             memory=memory, absent=sizes.find_absent(), asked=sizes.path, ended=signal_handler.ended_at, reports=reports,
-            tenant=tenant, home=home,
+            launched=placement.here, anchor=sizes.anchor, tenant=tenant, home=home,
         )  # fmt: skip
 
     sys.stdout.flush()
@@ -342,8 +344,7 @@ def _start(
 
     attempts = Attempts(
         rule, start, rest=signal_handler.rest, is_stopped=is_stopped, report=remark, changes=sizes.adopt_counts,
-        is_left=lambda: not any(sizes.requested_counts[cluster] for cluster in sizes.own_clusters),
-        note_failure=sizes.note_failure,
+        is_left=lambda: sizes.is_left, note_failure=sizes.note_failure,
     )  # fmt: skip
     metrics = partial(_render_metrics, reports, sizes, signal_handler)
     if args.control is not None:

@@ -421,7 +421,9 @@ class StaleWorkerError(RemoteProtocolError):
 
 
 class OtherWorkersError(RemoteProtocolError):
-    """Clusters whose numbers of workers (`counts`) differ from this process's; it must be restarted."""
+    """Other workers than this process was started with have left or joined (`counts` by worker: 0 or 1); it must be
+    restarted.
+    """
 
     code = "NB-417"
     counts: Mapping[str, int] = MappingProxyType({})

@@ -143,12 +143,18 @@ def _last_name(path: str) -> str:
 
 
 def list_counts(counts: Mapping[str, int]) -> str:
-    """The number of workers of each cluster, as text.
+    """The number of workers of each cluster, as text; a worker has the number 1 or 0.
 
     >>> list_counts({"gpu": 1, "npu": 2})
-    '1 in gpu, 2 in npu'
+    'with 1 in gpu, 2 in npu'
+    >>> list_counts({"npu/0": 0, "npu/1": 0, "gpu/0": 1})
+    'with gpu/0, without npu/0, npu/1'
     """
-    return ", ".join(f"{count} in {escape_foreign_text(cluster)}" for cluster, count in counts.items())
+    present = [escape_foreign_text(worker) for worker, count in counts.items() if "/" in worker and count]
+    absent = [escape_foreign_text(worker) for worker, count in counts.items() if "/" in worker and not count]
+    clusters = [f"{count} in {escape_foreign_text(name)}" for name, count in counts.items() if "/" not in name]
+    words = {"with": [*clusters, *present], "without": absent}
+    return ", ".join(f"{word} {', '.join(names)}" for word, names in words.items() if names)
 
 
 MEND = "\n  mend: "
@@ -197,7 +203,8 @@ def to_printable(text: str) -> str:
 class NebulaError(_FourParts):
     """Base of all errors that this library raises deliberately.
 
-    `recurs`: a restarted script is expected to end with the same error. `peer` is the missing worker, if any.
+    `recurs`: a restarted script is expected to end with the same error. `peer` is the missing worker, if any, and
+    `missed` are all that were missing at a rendezvous.
 
     >>> print(NebulaError("the link is down", where="gpu->npu", why="no message for 8 s", mend="check the cable"))
     NB-000 the link is down (gpu->npu)
@@ -207,6 +214,7 @@ class NebulaError(_FourParts):
 
     recurs: ClassVar[bool] = False
     peer: str = ""
+    missed: tuple[str, ...] = ()
 
 
 class NebulaWarning(_FourParts, UserWarning):

@@ -8,11 +8,10 @@ import json
 import os
 import signal
 import threading
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from whale_nebula.config.schema import PATIENCE_SECONDS, cluster_of
+from whale_nebula.config.schema import PATIENCE_SECONDS
 from whale_nebula.errors import ConfigError, CredentialsError
 from whale_nebula.launch.heartbeat import HeartbeatSender
 from whale_nebula.launch.job import end_descendants
@@ -37,8 +36,9 @@ class Identity:
     restarts of the workers, `memory` is an in-memory folder of this host that exists while the launcher runs, and
     `ended` is when the previous start ended, in seconds since 1970. The launcher reads the last report of each worker
     from the folder `reports`. In elastic runs, `absent` are the addresses of the workers that the run continues
-    without, and to the file `asked` the launcher writes the requested numbers of workers. If the certificates name an
-    account, it is the `tenant`, and `home` its folder.
+    without, and to the file `asked` the launcher writes the requested numbers of workers; `launched` are all workers
+    that the launcher may start, and the `anchor` is the worker that decides on those of other launchers. If the
+    certificates name an account, it is the `tenant`, and `home` its folder.
 
     >>> identity = Identity("gpu/0", "gpu", {}, {}, "run-1", 7, leash=6, launcher=100)
     >>> Identity.from_json(identity.to_json()) == identity
@@ -70,6 +70,8 @@ class Identity:
     reports: str | None = None
     absent: Mapping[str, str] = field(default_factory=dict)
     asked: str | None = None
+    launched: tuple[str, ...] = ()
+    anchor: str | None = None
     tenant: Tenant | None = None
     home: str | None = None
 
@@ -85,7 +87,8 @@ class Identity:
             fields = json.loads(text)
             files = fields.pop("security", None)
             tenant = from_plain(Tenant | None, fields.pop("tenant", None))
-            found = cls(**fields, security=Files.from_dict(files) if files else None, tenant=tenant)
+            launched = tuple(fields.pop("launched", ()))
+            found = cls(**fields, launched=launched, security=Files.from_dict(files) if files else None, tenant=tenant)
             fault = found._find_fault()
         except (ValueError, TypeError, AttributeError, CredentialsError) as error:
             fault = repr(error)
@@ -118,14 +121,6 @@ class Identity:
     def everyone(self) -> tuple[str, ...]:
         """All workers of the config, as links number them, including those without which the run continues."""
         return tuple(sorted((*self.workers, *self.absent)))
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """The numbers of workers of all clusters, if they may change."""
-        if self.asked is None:
-            return {}
-        running = Counter(map(cluster_of, self.workers))
-        return {cluster: running[cluster] for cluster in map(cluster_of, self.everyone)}
 
     def read_requested_counts(self) -> dict[str, int]:
         """The numbers of workers by cluster that the launcher requests for the next start."""

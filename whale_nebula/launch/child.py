@@ -84,7 +84,7 @@ def _send_exit_code(attachment: Attachment | None, code: int | None, failure: Ba
             heartbeat_sender.error, heartbeat_sender.cause, heartbeat_sender.lost = (
                 failure.code,
                 getattr(failure, "cause", ""),
-                failure.peer,
+                list(failure.missed or filter(None, [failure.peer])),
             )
         if isinstance(failure, WorkerExit) and exit_agreement.counts:
             heartbeat_sender.send(counts=exit_agreement.counts)

@@ -1,15 +1,16 @@
 """Elastic number of workers of each cluster, within the limits of the config.
 
-If several launchers start workers, each decides the numbers for the clusters that it starts. Workers report the numbers
-of other clusters to their launchers when they leave or at the rendezvous. A cluster that is never absent belongs to
-every group that continues, so there are never two such groups.
+If several launchers start workers, whether of one cluster or of several, each decides on its own workers. The launcher
+of one worker, the anchor, decides which workers of other launchers the run continues without. Workers learn the
+decisions of other launchers at the rendezvous or with a step, and report them to their own when they leave. Every group
+that continues contains the anchor, so there are never two such groups.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from whale_nebula.config import Config
@@ -17,40 +18,43 @@ from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import ConfigError, NotYetError, OptionError
 from whale_nebula.errors.text import list_counts, list_names
 from whale_nebula.launch.job import Result
+from whale_nebula.launch.membership import find_anchor, index_of, limit_workers, list_members, select_workers
 from whale_nebula.launch.placement import Placement
 from whale_nebula.launch.restarts import Failure
 from whale_nebula.plain import write_json
 
-_MOST_FAILURES = 2
-"""The number of consecutive starts in which a worker may fail first before it is excluded."""
-
 
 @dataclass
 class Sizes:
-    """The number of workers of each cluster: `current_counts`, and as requested (`requested_counts`), which applies
-    from the next start on.
+    """The workers of the present start (`running`), and those of the next one (`requested`).
 
-    `configured_counts` are the numbers in the config, `needed_clusters` the clusters with state that no other has. The
-    request made here (`pending_counts`) applies once workers have announced it to those of other launchers: it is
-    written to the file `path`, which workers read and announce with a step, until all have agreed on it.
+    `needed` are absent workers with state that no other has. The numbers requested here (`pending_counts`) apply once
+    workers have announced them to those of other launchers: they are written to the file `path`, which workers read and
+    announce with a step, until all have agreed on them. Without the worker `anchor`, a run of several launchers never
+    continues.
     """
 
     config: Config
     placement: Placement
     path: str | None = None
-    configured_counts: dict[str, int] = field(default_factory=dict)
-    needed_clusters: set[str] = field(default_factory=set)
-    requested_counts: dict[str, int] = field(default_factory=dict)
+    anchor: str | None = None
+    running: frozenset[str] = frozenset()
+    requested: frozenset[str] = frozenset()
+    needed: set[str] = field(default_factory=set)
     pending_counts: dict[str, int] = field(default_factory=dict)
-    current_counts: dict[str, int] = field(default_factory=dict)
-    _failed_names: list[str] = field(default_factory=list)
+    _suspects: frozenset[str] = frozenset()
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self.configured_counts = dict(Counter(map(cluster_of, self.placement.addresses)))
-        self.current_counts, self.requested_counts = dict(self.configured_counts), dict(self.configured_counts)
-        self.own_clusters = set(map(cluster_of, self.placement.here))
+        everyone, limits = self.placement.addresses, self.config.elastic
+        self.has_others = len(self.placement.here) < len(everyone)
+        self.anchor = find_anchor(everyone, limits) if self.has_others else None
+        self._check_limits()
         self._check_launchers()
+        self.running = self.requested = limit_workers(everyone, everyone, everyone, limits, self.anchor)
+
+    def _check_limits(self) -> None:
+        """Refuse limits that the workers or the other options do not permit."""
         leaving = next((name for name, limits in self.config.elastic.items() if not limits.least), None)
         if leaving is not None and self.config.private:
             raise ConfigError(
@@ -60,7 +64,7 @@ class Sizes:
                 mend=f"elastic: {{{leaving}: {{min: 1}}}}, or remove 'inputs', 'results' and 'weights'",
             )
         for name, limits in self.config.elastic.items():
-            listed = self.configured_counts.get(name, 0)
+            listed = len(list_members(self.placement.addresses, name))
             if limits.most > listed:
                 raise ConfigError(
                     f"elastic cluster {name!r} has max: {limits.most}, but {listed} workers are listed",
@@ -71,20 +75,17 @@ class Sizes:
 
     def _check_launchers(self) -> None:
         """Refuse options that are not supported if several launchers start workers."""
-        torn = next(
-            (c for c in self.config.elastic if 0 < self._count_here(c) < self.configured_counts.get(c, 0)), None
-        )
-        if torn is not None:
-            raise NotYetError(
-                f"elastic cluster {torn!r} with workers of several launchers",
-                where=f"elastic.{torn}",
-                why="a single launcher decides how many workers a cluster has",
-                mend=f"start all workers of {torn!r} with one command, or remove it from 'elastic'",
-            )
-        limits = self.config.elastic
-        has_others = self.own_clusters != self.configured_counts.keys()
-        if limits and has_others and not any(c not in limits or limits[c].least for c in self.configured_counts):
-            first = next(iter(self.configured_counts))
+        for name, limits in self.config.elastic.items():
+            here, listed = (list_members(each, name) for each in (self.placement.here, self.placement.addresses))
+            if 0 < len(here) < len(listed) and limits.most < len(listed):
+                raise NotYetError(
+                    f"elastic cluster {name!r} with max: {limits.most}, {len(listed)} workers and several launchers",
+                    where=f"elastic.{name}.max",
+                    why="no launcher decides which of the workers are spare ones",
+                    mend=f"elastic: {{{name}: {{min: {limits.least}, max: {len(listed)}}}}}, or list fewer workers",
+                )
+        if self.has_others and self.config.elastic and self.anchor is None:
+            first = cluster_of(next(iter(self.placement.addresses)))
             raise ConfigError(
                 "all clusters have min: 0 in a run with several launchers",
                 where="elastic",
@@ -92,8 +93,19 @@ class Sizes:
                 mend=f"elastic: {{{first}: {{min: 1}}}}: that cluster always runs, and clusters that lose it wait",
             )
 
-    def _count_here(self, cluster: str) -> int:
-        return sum(cluster_of(worker) == cluster for worker in self.placement.here)
+    def _count(self, workers: Iterable[str]) -> dict[str, int]:
+        found = Counter(map(cluster_of, workers))
+        return {cluster: found[cluster] for cluster in self.placement.clusters}
+
+    @property
+    def current_counts(self) -> dict[str, int]:
+        """The number of running workers of each cluster."""
+        return self._count(self.running)
+
+    @property
+    def requested_counts(self) -> dict[str, int]:
+        """The number of workers of each cluster in the next start."""
+        return self._count(self.requested)
 
     def request_counts(self, counts: Mapping[str, int]) -> bool:
         """Request numbers of workers of clusters; returns whether they differ from the running ones."""
@@ -103,54 +115,59 @@ class Sizes:
             if not any({**self.requested_counts, **self.pending_counts, **counts}.values()):
                 raise OptionError("the request leaves no worker in any cluster", mend=f"{next(iter(counts))}=1")
             self.pending_counts = {**self.pending_counts, **counts}
-            if self.own_clusters == self.configured_counts.keys():
-                self.requested_counts = {**self.requested_counts, **counts}
+            if not self.has_others:
+                self.requested = select_workers(self.requested, self.placement.addresses, counts)
             self._write_request()
-            return any(count != self.current_counts[cluster] for cluster, count in self.pending_counts.items())
+            return bool(self._list_open_requests())
+
+    def _list_open_requests(self) -> dict[str, int]:
+        """The requested numbers that differ from the running ones."""
+        current = self.current_counts
+        return {name: count for name, count in self.pending_counts.items() if count != current[name]}
 
     def _write_request(self) -> None:
         """Write the request to a file, which workers read and announce with their next step."""
         if self.path is not None:
-            write_json(
-                self.path,
-                {name: count for name, count in self.pending_counts.items() if count != self.current_counts[name]},
-            )
+            write_json(self.path, self._list_open_requests())
 
     def adopt_counts(self, result: Result) -> str:
-        """Adopt the numbers of workers that workers have announced and, if they took no step to announce it, the
-        request made here; returns a sentence if something changes. Clusters of other launchers that the workers have
-        lost, and went on without, have no workers unless these were announced.
+        """Adopt the workers that workers have announced and, if they took no step to announce it, the request made
+        here; returns a sentence if something changes. Clusters of other launchers that the workers have lost, and went
+        on without, have no workers unless these were announced.
         """
+        everyone, limits = self.placement.addresses, self.config.elastic
         announced: dict[str, int] = {}
         self._remove_missed({name for each in result.outcomes.values() for name in each.status.missed or ()})
         for outcome in result.outcomes.values():
-            needs = self.config.elastic.keys() & set(outcome.status.needs or ())
-            self.needed_clusters |= needs
-            announced.update(
-                {**(outcome.status.counts or {}), **{name: self.configured_counts[name] for name in needs}}
-            )
+            needs = everyone.keys() & set(outcome.status.needs or ())
+            self.needed |= needs
+            announced.update({**(outcome.status.counts or {}), **dict.fromkeys(needs, 1)})
         with self._lock:
             if result.trained is None and result.culprit is not None:
                 announced = {**self.pending_counts, **announced}
-            for cluster, count in announced.items():
-                limits = self.config.elastic.get(cluster)
-                if limits is not None:
-                    self.requested_counts[cluster] = min(max(count, limits.least), limits.most)
+            counts = {name: count for name, count in announced.items() if name in everyone or name in limits}
+            chosen = select_workers(self.requested, everyone, counts)
+            self.requested = limit_workers(self.requested, chosen, everyone, limits, self.anchor)
             return self.describe_change() if announced else ""
 
     def _remove_missed(self, clusters: set[str]) -> None:
+        leaving = {name for name in clusters & self.config.elastic.keys() if not self.config.elastic[name].least}
+        missed = {worker for worker in self.placement.addresses if cluster_of(worker) in leaving}
         with self._lock:
-            for cluster in clusters & self.config.elastic.keys() - self.own_clusters:
-                if not self.config.elastic[cluster].least:
-                    self.current_counts[cluster] = self.requested_counts[cluster] = 0
+            self.running -= missed - set(self.placement.here)
+            self.requested -= missed - set(self.placement.here)
 
     def describe_change(self) -> str:
-        """A sentence on the numbers of workers of the next start, if they change."""
-        return (
-            ""
-            if self.requested_counts == self.current_counts
-            else f"the run continues with {list_counts(self.requested_counts)}"
-        )
+        """A sentence on the workers of the next start, if they change."""
+        if self.requested == self.running:
+            return ""
+        counts = self.requested_counts
+        odd = [worker for worker in self.placement.addresses if self._is_odd_absence(worker, counts)]
+        return f"the run continues {list_counts({**counts, **dict.fromkeys(odd, 0)})}"
+
+    def _is_odd_absence(self, worker: str, counts: Mapping[str, int]) -> bool:
+        """Whether a worker will be absent although later ones of its cluster run."""
+        return worker not in self.requested and index_of(worker) < counts[cluster_of(worker)]
 
     def _check_count(self, cluster: str, count: int) -> None:
         limits = self.config.elastic.get(cluster)
@@ -169,60 +186,69 @@ class Sizes:
             )
 
     def note_failure(self, failure: Failure, progressed: bool = False) -> str:
-        """Record the first worker that failed in a start, which got further than those before (`progressed`) or not. A
-        worker that fails repeatedly without progress is excluded from the next start, if its cluster may run without
-        it; so is the whole cluster of a worker that another launcher should have started. Returns a sentence on it.
+        """Record the worker that failed first in a start, or the workers of other launchers that were missed; the start
+        got further than those before (`progressed`) or not. Those that fail or are missed again without progress are
+        excluded from the next start, if the run may continue without them and this launcher decides on them. Returns a
+        sentence on it.
         """
-        missed = cluster_of(failure.lost) if failure.lost else ""
-        away = missed in self.configured_counts and missed not in self.own_clusters
-        worker = failure.lost if away else failure.worker
-        self.needed_clusters = set() if progressed else self.needed_clusters
-        who = missed if away else worker  # of a lost site any worker may be missed first
-        before = [] if progressed else self._failed_names[-1:]
-        self._failed_names = [*self._failed_names, who] if who in before else [who]
-        cluster = cluster_of(worker)
-        limits = self.config.elastic.get(cluster)
-        left = 0 if away else self.requested_counts[cluster] - 1
-        last = sum(self.requested_counts.values()) == 1 or cluster in self.needed_clusters
-        if (
-            len(self._failed_names) < _MOST_FAILURES
-            or limits is None
-            or left < limits.least
-            or self.requested_counts[cluster] == 0
-            or last
-        ):
+        if progressed:
+            self.needed, self._suspects = set(), frozenset()
+        missed = failure.lost - set(self.placement.here)
+        if self.has_others and failure.follows and not missed:
             return ""
-        self._failed_names = []
+        blamed = frozenset(missed or {failure.worker})
+        repeated, self._suspects = bool(blamed & self._suspects), blamed
+        if not repeated or not self._may_exclude(blamed):
+            return ""
+        self._suspects = frozenset()
         with self._lock:
-            self.requested_counts[cluster] = left
-        words = f"{cluster} continues with {left}" if left else f"the run continues without {cluster}"
-        return f"{worker} did not recover: {words}"
+            self.requested -= blamed
+        counts = self.requested_counts
+        ends = [
+            f"{cluster} continues with {counts[cluster]}" if counts[cluster] else f"the run continues without {cluster}"
+            for cluster in dict.fromkeys(map(cluster_of, sorted(blamed)))
+        ]
+        return f"{', '.join(sorted(blamed))} did not recover: {', '.join(ends)}"
+
+    def _may_exclude(self, workers: frozenset[str]) -> bool:
+        """Whether the next start may do without these workers: within the limits, with their state, and with a worker
+        of this launcher.
+        """
+        left = self.requested - workers
+        decides = self.anchor in self.placement.here or workers <= set(self.placement.here)
+        everyone, limits = self.placement.addresses, self.config.elastic
+        return (
+            decides
+            and workers <= self.requested
+            and not workers & self.needed
+            and any(worker in left for worker in self.placement.here)
+            and limit_workers(self.requested, left, everyone, limits, self.anchor) == left
+        )
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the next start has no worker of this launcher."""
+        return not any(worker in self.requested for worker in self.placement.here)
 
     def select_placement(self) -> Placement:
-        """The workers of the next start: of each cluster the first ones."""
+        """The workers of the next start."""
         with self._lock:
-            self.current_counts = dict(self.requested_counts)
-            self.pending_counts = {
-                cluster: count
-                for cluster, count in self.pending_counts.items()
-                if count != self.current_counts[cluster]
-            }
+            self.running = self.requested
+            self.pending_counts = self._list_open_requests()
             self._write_request()
-        kept = {worker: address for worker, address in self.placement.addresses.items() if self._is_running(worker)}
+        kept = {worker: address for worker, address in self.placement.addresses.items() if worker in self.running}
         return Placement(tuple(worker for worker in self.placement.here if worker in kept), kept)
 
     def find_absent(self) -> dict[str, str]:
         """The addresses of absent workers, without which the run continues."""
-        return {worker: address for worker, address in self.placement.addresses.items() if not self._is_running(worker)}
-
-    def _is_running(self, worker: str) -> bool:
-        return int(worker.rpartition("/")[2]) < self.current_counts[cluster_of(worker)]
+        return {worker: each for worker, each in self.placement.addresses.items() if worker not in self.running}
 
     def describe(self) -> Mapping[str, object]:
         """The state as JSON."""
         limits = {name: [each.least, each.most] for name, each in self.config.elastic.items()}
         return {
-            "workers": dict(self.current_counts),
+            "workers": self.current_counts,
+            "absent": list(self.find_absent()),
             "asked": {**self.requested_counts, **self.pending_counts},
             "limits": limits,
         }

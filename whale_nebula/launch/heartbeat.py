@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,15 +34,16 @@ class HeartbeatSender:
     """Thread that writes a heartbeat into a pipe until the reader closes it.
 
     `code` is the exit code of this process, once it is known, `error` the code of the error by which it ends, if it is
-    one of this library's, `cause` that of the error of another worker that caused it, and `lost` the worker that was
-    missed: the last message contains all of them.
+    one of this library's, `cause` that of the error of another worker that caused it, and `lost` the workers that
+    were missed: the last message contains all of them.
     """
 
     def __init__(self, fd: int, every: float = EVERY_SECONDS) -> None:
         os.set_inheritable(fd, False)
         os.set_blocking(fd, False)
         self.code: int | None = None
-        self.error = self.cause = self.lost = ""
+        self.error = self.cause = ""
+        self.lost: list[str] = []
         self._fd, self._every, self._owner = fd, every, os.getpid()
         self.thread = threading.Thread(target=self._send_heartbeats, name="nebula-pulse", daemon=True)
         self.thread.start()
@@ -71,17 +72,17 @@ class HeartbeatSender:
 @dataclass(slots=True)
 class WorkerStatus:
     """Status that a worker has sent: its exit code and error if it is ending, the error code of another worker that
-    caused it, the worker that it has `lost`; the epoch that it has joined; when (by the launcher's clock) its first
+    caused it, the workers that it has `lost`; the epoch that it has joined; when (by the launcher's clock) its first
     step ended; the newest saved step; whether it is `saving` after an error; the requested numbers of workers
-    by cluster, if they change; the clusters that it needs and continued without; and those that were lost since the
-    start and have `missed` meetings since.
+    by cluster, and 0 or 1 by worker, if they change; the absent workers whose state it needs; and the clusters that
+    were lost since the start and have `missed` meetings since.
     """
 
     ends: bool = False
     code: int | None = None
     error: str = ""
     cause: str = ""
-    lost: str = ""
+    lost: list[str] = field(default_factory=list)
     epoch: int | None = None
     first_step_at: float | None = None
     saved: int | None = None

@@ -36,7 +36,8 @@ class Failure:
     `recurring` is the code of an error of any worker that a restart would repeat, if there was one. `ways` are all
     workers that failed by themselves and how, without numbers, which vary between failures; workers that only lost
     another one are not among them. `trained` is how long the job had trained in seconds, None if it took no step, and
-    `saved` the newest step saved by then; `lost` is the worker that the first one missed, if any.
+    `saved` the newest step saved by then; `lost` are the workers that were missed, if any, and `follows` means that the
+    worker has failed because another one had.
 
     >>> str(Failure("npu/0", "ended by SIGKILL", trained=3.0))
     'worker npu/0 failed first: ended by SIGKILL'
@@ -48,7 +49,8 @@ class Failure:
     ways: frozenset[str] = frozenset()
     trained: float | None = None
     saved: int | None = None
-    lost: str = ""
+    lost: frozenset[str] = frozenset()
+    follows: bool = False
 
     def __str__(self) -> str:
         return f"worker {self.worker} failed first: {self.description}"
@@ -63,8 +65,11 @@ def find_failure(result: Result) -> Failure | None:
     codes = (code for outcome in failed for code in (outcome.status.error, outcome.status.cause))
     recurring = AccountError.code if result.excess else next((code for code in codes if code in RECURRING), "")
     ways = frozenset(_describe_way(result, each) for each in failed if _fails_itself(result, each, first))
-    lost = next((outcome.status.lost for outcome in (first, *failed) if outcome.status.lost), "")
-    return Failure(first.worker, describe_exit(result, first), recurring, ways, result.trained, result.saved, lost)
+    lost = frozenset(next((outcome.status.lost for outcome in (first, *failed) if outcome.status.lost), ()))
+    follows = first.status.error in (*_LOST_PEER_CODES, RemoteFailureError.code)
+    return Failure(
+        first.worker, describe_exit(result, first), recurring, ways, result.trained, result.saved, lost, follows
+    )
 
 
 def _fails_itself(result: Result, outcome: Outcome, first: Outcome) -> bool:

@@ -47,12 +47,13 @@ class WorkerExit(SystemExit):
 
 _RESIZE = "OTHERS"
 _LONGEST_WORD = 4096
-_COUNT = re.compile(r"([A-Za-z0-9][\w.-]*)=(\d{1,9})")
+_COUNT = re.compile(r"([A-Za-z0-9][\w.-]*(?:/\d{1,9})?)=(\d{1,9})")
 
 
 class ExitAgreement:
     """Agreement of the workers on leaving: whether this process was asked to, whether all have agreed, and the numbers
-    of workers with which the run continues (`counts`). `read_requested_counts` reads those that the launcher requests.
+    of workers with which the run continues (`counts` by cluster, and 0 or 1 by worker). `read_requested_counts` reads
+    those that the launcher requests.
 
     >>> exit_agreement = ExitAgreement()
     >>> exit_agreement.begin_step()  # a step
@@ -94,9 +95,9 @@ class ExitAgreement:
         the run is to continue.
 
         >>> exit_agreement = ExitAgreement()
-        >>> exit_agreement.note_available_workers({"npu": 1})
+        >>> exit_agreement.note_available_workers({"npu/1": 1})
         >>> exit_agreement.announcement
-        'OTHERS npu=1'
+        'OTHERS npu/1=1'
         """
         counts = {**self._available_counts, **self.read_requested_counts()}
         why = self.exit_reason or (_RESIZE if counts else None)
@@ -125,7 +126,7 @@ class ExitAgreement:
             counts = {found[1]: int(found[2]) for found in words if found is not None}
             if counts:
                 self.counts.update(counts)
-                reasons.append(f"{worker} requests to continue with {list_counts(counts)}")
+                reasons.append(f"{worker} requests to continue {list_counts(counts)}")
             else:  # a peer's word is printed on a terminal: only these are accepted
                 why = next((number.name for number in _SIGNALS if text == number.name), "a signal")
                 reasons.append(f"{worker} was asked to stop: {why}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -50,8 +50,9 @@ class Hello:
     valid on its connection only. `received` is the number of the next frame that this side expects, `acknowledged` that
     of the first frame that the other side still counts as in flight, and `budget` how many bytes may be in flight: the
     smaller of the two budgets applies to both sides. `epoch` is the run's epoch as known to this process; once it is
-    `in_session`, all workers have the same epoch, and it is final. In elastic runs, `counts` are the numbers of workers
-    of all clusters as known to this process.
+    `in_session`, all workers have the same epoch, and it is final. In elastic runs, `absent` are the workers without
+    which the run continues, as known to this process, and `launched` those that its launcher may start; otherwise
+    `absent` is None.
     """
 
     run: str
@@ -67,7 +68,8 @@ class Hello:
     versions: Mapping[str, str] = field(default_factory=dict)
     epoch: int = 0
     in_session: bool = False
-    counts: Mapping[str, int] = field(default_factory=dict)
+    absent: Sequence[str] | None = None
+    launched: Sequence[str] = ()
 
     def to_message(self) -> dict[str, Any]:
         """The greeting as a control message."""
@@ -116,6 +118,10 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= _MAX_TEXT_LENGTH
 
 
+def _is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(map(_is_text, value))
+
+
 def _is_positive(value: Any) -> bool:
     return type(value) is int and 1 <= value <= MAX_UINT64
 
@@ -138,7 +144,8 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "versions": lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),
     "epoch": is_count,
     "in_session": lambda value: isinstance(value, bool),
-    "counts": lambda value: isinstance(value, dict) and all(_is_text(c) and is_count(n) for c, n in value.items()),
+    "absent": lambda value: value is None or _is_list_of_texts(value),
+    "launched": lambda value: _is_list_of_texts(value),
 }
 
 
@@ -151,8 +158,9 @@ def draw_nonce() -> bytes:
 class Greeting:
     """Identity of this side, of the expected peer, and of the run and its epoch; `versions` are for information.
 
-    `counts` are the numbers of workers of the clusters, if they may change. `absent` means that the run continues
-    without the other side: its greeting announces that it is available.
+    In elastic runs, `absent` are the workers without which the run continues, maybe including the other side: its
+    greeting announces that it is available. `launched` are the workers that this side's launcher may start, and the
+    `anchor` is the worker that decides on those of other launchers.
     """
 
     run: str
@@ -161,8 +169,9 @@ class Greeting:
     nonce: bytes = field(default_factory=draw_nonce)
     versions: Mapping[str, str] = field(default_factory=dict)
     epoch: int = 0
-    counts: Mapping[str, int] = field(default_factory=dict)
-    absent: bool = False
+    absent: Sequence[str] | None = None
+    launched: Sequence[str] = ()
+    anchor: str | None = None
 
 
 class Prover(Protocol):
@@ -229,7 +238,8 @@ class Handshake:
             versions=dict(self._greeting.versions),
             epoch=self._epoch,
             in_session=self._in_session,
-            counts=dict(self._greeting.counts),
+            absent=None if self._greeting.absent is None else list(self._greeting.absent),
+            launched=list(self._greeting.launched),
         )
         return self._own_hello.to_message()
 
@@ -262,7 +272,7 @@ class Handshake:
             worker = self._peer_hello.worker
             self._prover.verify(self._peer_hello.certificate or "", signed, build_transcript(hellos, worker), worker)
         if not self._in_session and not self._peer_hello.in_session:  # a process of an old session has old numbers
-            _check_counts(*hellos, absent=self._greeting.absent)
+            check_absent(*hellos, self._greeting.anchor)
         _check_epoch(*hellos, self.proven_hello)
         self.proven_hello = self.proven_hello or self._peer_hello
         if self._peer_hello.nonce != self.proven_hello.nonce:
@@ -342,36 +352,40 @@ def _check_epoch(own_hello: Hello, peer_hello: Hello, earlier: Hello | None) -> 
         )
 
 
-def _check_counts(own_hello: Hello, peer_hello: Hello, *, absent: bool) -> None:
-    """Compare the numbers of workers. For each cluster, the number in its own workers' greetings counts; a cluster that
-    the others run without has none. The side with outdated numbers ends, to be restarted.
+def check_absent(own_hello: Hello, peer_hello: Hello, anchor: str | None) -> None:
+    """Compare the absent workers. The `anchor` learns from each worker about those of that worker's launcher, and all
+    others learn from the anchor. The side with outdated knowledge ends, to be restarted.
     """
-    own, other = (hello.worker.rpartition("/")[0] for hello in (own_hello, peer_hello))
-    if absent and not peer_hello.counts:
+    worker, here = peer_hello.worker, own_hello.worker
+    own, other = own_hello.absent, peer_hello.absent
+    if own and worker in own and other is None:
         raise RemoteProtocolError(
-            f"worker '{escape_foreign_text(peer_hello.worker)}' has connected, "
-            "but its greeting has no numbers of workers",
+            f"worker '{escape_foreign_text(worker)}' has connected, but its greeting does not name the absent workers",
             mend="use the same 'elastic' in the config of every cluster",
         )
-    if not own_hello.counts or not peer_hello.counts:
+    if own is None or other is None or set(own) == set(other):
         return
-    changed = {c: 0 for c, n in peer_hello.counts.items() if n == 0 < own_hello.counts.get(c, 0) and c != own}
-    if peer_hello.counts.get(other) != own_hello.counts.get(other):
-        changed[other] = peer_hello.counts.get(other, 0)
-    worker = escape_foreign_text(peer_hello.worker)
-    if changed or absent:
+    different = set(own) ^ set(other)
+    cluster = worker.rpartition("/")[0]
+    theirs = {worker, *(each for each in peer_hello.launched if each.rpartition("/")[0] == cluster)}
+    known = {here: theirs, worker: different - {here, *own_hello.launched}}.get(anchor or "", set())
+    counts = {each: int(each not in other) for each in sorted(different & known)}
+    if counts:
         error = OtherWorkersError(
-            f"worker '{worker}' has joined" if absent else f"the run continues with {list_counts(changed)}",
-            why=f"worker '{worker}' reported this, "
-            f"and '{own_hello.worker}' was started with {list_counts(own_hello.counts)}",
+            f"the run continues {list_counts(counts)}",
+            why=f"worker '{escape_foreign_text(worker)}' reported this, "
+            f"and '{here}' was started {_describe_absent(own)}",
         )
-        error.counts = changed
+        error.counts = counts
         raise error
-    if dict(peer_hello.counts) != dict(own_hello.counts):
-        raise StaleWorkerError(
-            f"worker '{worker}' was started with {list_counts(peer_hello.counts)}",
-            why=f"the run continues with {list_counts(own_hello.counts)}",
-        )
+    raise StaleWorkerError(
+        f"worker '{escape_foreign_text(worker)}' was started {_describe_absent(other)}",
+        why=f"'{here}' was started {_describe_absent(own)}",
+    )
+
+
+def _describe_absent(absent: Sequence[str]) -> str:
+    return list_counts(dict.fromkeys(absent, 0)) or "with all workers"
 
 
 _NOUNS = {"certificate": "a certificate", "exchange": "a key for sealed frames"}

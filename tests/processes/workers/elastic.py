@@ -1,8 +1,8 @@
 """Worker: trains with as many replicas as its cluster has workers, and requests other numbers from the launcher.
 
 `requests` has by epoch after which step how many workers of npu are asked for, "by" whom, if not by the lead; "dies" by
-epoch after which step npu/0 ends with its launcher; "waits" after which step gpu waits, while it trains without npu,
-until npu has come; "validates" that each epoch ends with an evaluation.
+epoch which worker ends with its launcher, and after which step; "waits" after which step all wait, while workers of npu
+are absent, until these have come; "validates" that each epoch ends with an evaluation.
 """
 
 import http.client
@@ -41,11 +41,11 @@ class ResizeRequester(keras.callbacks.Callback):
         is_requester = here.worker == self._requests["by"] if "by" in self._requests else here.lead
         if is_requester and done == step:
             report_value("answered", self._send_request("POST", f"/resize?npu={count}"))
-        if here.worker == "npu/0" and self._requests.get("dies", {}).get(str(here.epoch)) == done:
+        if self._requests.get("dies", {}).get(str(here.epoch)) == [here.worker, done]:
             os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(60)  # until it is ended with its launcher
-        limit = time.monotonic() + 60
-        while done == self._requests.get("waits") and "npu" not in _clusters() and exit_agreement.announcement is None:
+        limit = time.monotonic() + 200
+        while done == self._requests.get("waits") and _count_npu() < 2 and exit_agreement.announcement is None:
             if time.monotonic() > limit:
                 raise RuntimeError("npu does not come")
             time.sleep(0.05)
@@ -66,7 +66,7 @@ class ResizeRequester(keras.callbacks.Callback):
 def train_model(path: str = "", requests: str = "{}") -> None:
     """Report for each start its workers and the step where it resumed, and at the end the history."""
     here = nb.here()
-    report_value(f"epoch {here.epoch}", [list(nb.resumed() or ())[:1], sum(c == "npu" for c in _clusters())])
+    report_value(f"epoch {here.epoch}", [list(nb.resumed() or ())[:1], _count_npu()])
     inputs = keras.Input((6,))
     with nb.cluster(), nb.pipeline(4):
         with nb.stage(cluster="gpu"):
@@ -93,10 +93,10 @@ def train_model(path: str = "", requests: str = "{}") -> None:
     report_value("history", history.history)
 
 
-def _clusters() -> list[str]:
+def _count_npu() -> int:
     from whale_nebula.runtime.run import current_run
 
-    return list(current_run().workers.values())
+    return list(current_run().workers.values()).count("npu")
 
 
 if __name__ == "__main__":

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 import queue
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from whale_nebula.config import load
-from whale_nebula.errors import ConfigError, NotYetError, OptionError
+from whale_nebula.errors import ConfigError, NotYetError, OptionError, OtherWorkersError, StaleWorkerError
 from whale_nebula.launch.control import parse_counts, parse_notice, serve_control_socket, watch_notices
 from whale_nebula.launch.elastic import Sizes
 from whale_nebula.launch.gateways import open_memory_folder, remove_abandoned
@@ -22,6 +23,7 @@ from whale_nebula.launch.heartbeat import WorkerStatus
 from whale_nebula.launch.job import Outcome, Result
 from whale_nebula.launch.placement import Placement, place_all_workers
 from whale_nebula.launch.restarts import Failure
+from whale_nebula.wire.greeting import Hello, check_absent
 
 CLUSTERS = {"gpu": {"workers": ["a:1"]}, "npu": {"workers": ["b:1", "b:2", "b:3"]}}
 
@@ -52,6 +54,7 @@ def test_repeatedly_failing_worker_is_excluded_down_to_the_minimum() -> None:
     found = create_sizes(npu={"min": 2, "max": 3})
     excluded = [bool(found.note_failure(Failure(each, ""))) for each in ("npu/1", "gpu/0", "npu/1", "npu/1")]
     assert excluded == [False, False, False, True]
+    assert found.describe_change() == "the run continues with 1 in gpu, 2 in npu, without npu/1"
     assert found.requested_counts == {"gpu": 1, "npu": 2}
     assert not any(found.note_failure(Failure("npu/0", "")) for _ in range(4)) and found.requested_counts["npu"] == 2
 
@@ -72,17 +75,138 @@ def create_result(**counts: int) -> Result:
 
 def test_run_continues_without_a_cluster_that_is_lost_twice() -> None:
     found = create_sizes_of_launcher("gpu")
-    missed = [Failure("gpu/0", "", lost=worker) for worker in ("npu/0", "npu/2")]
+    missed = [Failure("gpu/0", "", lost=frozenset(lost)) for lost in (["npu/1"], ["npu/0", "npu/1", "npu/2"])]
     assert [found.note_failure(each) for each in missed] == [
         "",
-        "npu/2 did not recover: the run continues without npu",
+        "npu/0, npu/1, npu/2 did not recover: the run continues without npu",
     ]
     assert found.select_placement() == Placement(("gpu/0",), {"gpu/0": "a:1"}) and found.requested_counts["npu"] == 0
     assert list(found.find_absent()) == ["npu/0", "npu/1", "npu/2"]
     assert found.adopt_counts(create_result(npu=3)) == "the run continues with 1 in gpu, 3 in npu"
     assert len(found.select_placement().addresses) == 4
     stays = create_sizes_of_launcher("npu")
-    assert not any(stays.note_failure(Failure("npu/0", "", lost="gpu/0")) for _ in range(4))
+    assert not any(stays.note_failure(Failure("npu/0", "", lost=frozenset(["gpu/0"]))) for _ in range(4))
+
+
+HOSTS = {"a": ["gpu/0", "gpu/1"], "b": ["gpu/2"], "c": ["npu/0", "npu/1"], "d": ["npu/2"]}
+"""The workers of four launchers."""
+MISSED_CASES = {
+    "a host": ("a", ["gpu/2"], {"gpu": 1, "npu": 1}, "gpu/2 did not recover: gpu continues with 2"),
+    "hosts of two clusters": ("a", ["gpu/2", "npu/2"], {"gpu": 1, "npu": 1}, "gpu/2, npu/2 did not recover: gpu "
+        "continues with 2, npu continues with 2"),
+    "the first host of the second cluster": ("a", ["npu/0", "npu/1"], {"npu": 1}, "npu/0, npu/1 did not "
+        "recover: npu continues with 1"),
+    "the first host, if another cluster is fixed": ("c", ["gpu/0", "gpu/1"], {"gpu": 1}, "gpu/0, gpu/1 did not "
+        "recover: gpu continues with 1"),
+    "a whole cluster": ("a", ["npu/0", "npu/1", "npu/2"], {"gpu": 1, "npu": 0}, "npu/0, npu/1, npu/2 did not "
+        "recover: the run continues without npu"),
+    "by a launcher without the anchor": ("b", ["npu/2"], {"gpu": 1, "npu": 1}, ""),
+    "the anchor": ("b", ["gpu/0", "gpu/1"], {"gpu": 1, "npu": 0}, ""),
+    "too many workers": ("a", ["gpu/2"], {"gpu": 3}, ""),
+    "a host of a fixed cluster": ("a", ["npu/2"], {"gpu": 1}, ""),
+}  # fmt: skip
+"""The launcher, the workers that it misses twice, the minimum of each elastic cluster, and what it decides."""
+
+
+def create_sizes_of_host(host: str, least: Mapping[str, int]) -> Sizes:
+    everyone = [worker for workers in HOSTS.values() for worker in workers]
+    addresses = {
+        worker: f"{name}:{number}" for name, workers in HOSTS.items() for number, worker in enumerate(workers, 1)
+    }
+    clusters = {
+        name: {"workers": [addresses[each] for each in everyone if each.startswith(name)]} for name in ("gpu", "npu")
+    }
+    config = load({"clusters": clusters, "elastic": {name: {"min": count} for name, count in least.items()}})
+    return Sizes(config, Placement(tuple(HOSTS[host]), addresses))
+
+
+@pytest.mark.parametrize(("host", "missed", "least", "words"), MISSED_CASES.values(), ids=MISSED_CASES)
+def test_host_that_is_missed_twice_is_excluded_unless_the_run_needs_it(
+    host: str, missed: list[str], least: dict[str, int], words: str
+) -> None:
+    found, failure = create_sizes_of_host(host, least), Failure(HOSTS[host][0], "", lost=frozenset(missed))
+    assert found.note_failure(failure) == "" and not found.find_absent()
+    assert (
+        found.note_failure(Failure(HOSTS[host][0], "", follows=True)) == ""
+    )  # another launcher's worker gave up first
+    assert found.note_failure(failure) == words
+    found.select_placement()
+    assert list(found.find_absent()) == (missed if words else [])
+    assert found.note_failure(failure) == found.note_failure(failure) == ("" if words else words)
+
+
+def meet(launchers: Mapping[str, Sizes]) -> bool:
+    """Let the workers of these launchers greet each other, as at a rendezvous, until no launcher learns anything;
+    returns whether they then form a group: each expects exactly the workers that are there.
+    """
+    for _ in range(9):
+        here = {name: each.select_placement().here for name, each in launchers.items()}
+        hellos = {
+            name: Hello("r", here[name][0], "", "", "", 1, 1, 1, absent=list(each.find_absent()), launched=HOSTS[name])
+            for name, each in launchers.items()
+        }
+        changes = []
+        for name, each in launchers.items():
+            learned = learn(hellos[name], [hellos[other] for other in hellos if other != name], each.anchor)
+            changes.append(each.adopt_counts(create_result_of(here[name][0], learned)))
+        if not any(changes):
+            break
+    else:
+        pytest.fail("the launchers do not agree")
+    present = {worker for workers in here.values() for worker in workers}
+    return all(set(each.select_placement().addresses) == present for each in launchers.values())
+
+
+def learn(own: Hello, others: Sequence[Hello], anchor: str | None) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for other in others:
+        with contextlib.suppress(StaleWorkerError):
+            try:
+                check_absent(own, other, anchor)
+            except OtherWorkersError as error:
+                found.update(error.counts)
+    return found
+
+
+def create_result_of(worker: str, counts: Mapping[str, int]) -> Result:
+    return Result({worker: Outcome(worker, 75, "", "", WorkerStatus(counts=dict(counts)))}, None, late=False)
+
+
+def test_launchers_agree_and_a_part_without_the_anchor_waits() -> None:
+    found = {host: create_sizes_of_host(host, {"gpu": 1, "npu": 1}) for host in HOSTS}
+    assert meet(found) and {each.anchor for each in found.values()} == {"gpu/0"}
+
+    def lose(host: str, by: str) -> str:
+        failure = Failure(HOSTS[by][0], "", lost=frozenset(HOSTS[host]))
+        return [found[by].note_failure(failure) for _ in range(2)][-1]
+
+    assert not lose("b", by="c") and lose("b", by="a") and meet({host: found[host] for host in "acd"})
+    assert lose("c", by="a") and meet({host: found[host] for host in "ad"})
+    found["b"] = create_sizes_of_host("b", {"gpu": 1, "npu": 1})  # a new launcher
+    assert meet({host: found[host] for host in "abd"}) and list(found["b"].find_absent()) == ["npu/0", "npu/1"]
+    # The network splits.
+    assert not lose("a", by="b") and not lose("d", by="b") and not meet({host: found[host] for host in "bc"})
+    assert lose("b", by="a") and meet({host: found[host] for host in "ad"})
+    assert meet(found) and not any(each.find_absent() for each in found.values()), "two return at once"
+
+
+def test_broken_worker_is_excluded_by_its_launcher_only() -> None:
+    found = {host: create_sizes_of_host(host, {"gpu": 1, "npu": 1}) for host in HOSTS}
+    assert [bool(found["c"].note_failure(Failure("npu/0", ""))) for _ in range(2)] == [False, True]
+    assert meet(found) and list(found["d"].find_absent()) == ["npu/0"]
+    assert not any(found["d"].note_failure(Failure("npu/2", "")) for _ in range(4)), (
+        "it is the last one of its launcher"
+    )
+
+
+def test_request_for_a_number_selects_the_same_workers_at_each_launcher() -> None:
+    found = {host: create_sizes_of_host(host, {"gpu": 1, "npu": 1}) for host in HOSTS}
+    for counts, absent in (({"gpu": 2}, ["gpu/2"]), ({"npu": 2, "gpu/2": 1}, ["npu/2"]), ({"npu": 3}, [])):
+        for host, each in found.items():
+            each.adopt_counts(create_result_of(HOSTS[host][0], counts))
+            assert each.is_left == (HOSTS[host] == absent)
+            each.select_placement()
+        assert all(list(each.find_absent()) == absent for each in found.values())
 
 
 @pytest.mark.parametrize(
@@ -127,8 +251,8 @@ def test_invalid_elastic_limits_are_refused_at_the_start() -> None:
     config = load({"clusters": CLUSTERS, "elastic": {"npu": {"max": 4}}})
     with pytest.raises(ConfigError, match="max: 4, but 3 workers are listed"):
         Sizes(config, place_all_workers(config, [], lambda host: True))
-    with pytest.raises(NotYetError, match="several launchers"):
-        create_sizes_of_launcher("npu/1")
+    with pytest.raises(NotYetError, match="max: 2, 3 workers and several launchers"):
+        create_sizes_of_launcher("npu/1", npu={"max": 2})
     with pytest.raises(ConfigError, match="all clusters have min: 0"):
         create_sizes_of_launcher("gpu", gpu={"min": 0}, npu={"min": 0})
     for wrong, message in (
@@ -171,7 +295,10 @@ def test_control_socket_answers_requests_and_is_removed_at_the_end(tmp_path: Pat
 
     with serve_control_socket(path, {"/status": lambda given: found.describe()}, {"/resize": resize}):
         assert os.stat(path).st_mode & 0o777 == 0o600
-        assert send_request(path, "GET", "/status") == (200, {"workers": {"gpu": 1, "npu": 3}, **expected_status(3)})
+        assert send_request(path, "GET", "/status") == (
+            200,
+            {"workers": {"gpu": 1, "npu": 3}, "absent": [], **expected_status(3)},
+        )
         assert send_request(path, "POST", "/resize?npu=2")[1]["asked"] == {"gpu": 1, "npu": 2}
         for what, message in {
             "/resize?npu=9": "1 to 3",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -144,6 +145,21 @@ class TestFindFailure:
         repeating = create_outcome("gpu/0", 1, "NB-302 worker 'npu/0' failed: ValueError: no", error="NB-302")
         found = find_failure(create_result("gpu/0", repeating, create_outcome("npu/0", 1, "ValueError: no")))
         assert str(found) == "worker npu/0 failed first: exit code 1: ValueError: no"
+
+    @pytest.mark.parametrize(
+        ("sent", "lost", "follows"),
+        [
+            ({"error": "NB-402", "lost": ["npu/0", "npu/1"]}, {"npu/0", "npu/1"}, True),
+            ({"error": "NB-302", "cause": "NB-402"}, set(), True),
+            ({"error": "NB-500"}, set(), False),
+        ],
+        ids=str,
+    )
+    def test_missed_workers_are_not_failures_of_this_one(
+        self, sent: dict[str, Any], lost: set[str], follows: bool
+    ) -> None:
+        found = find_failure(create_result("gpu/0", create_outcome("gpu/0", 1, **sent)))
+        assert found is not None and (found.lost, found.follows) == (lost, follows)
 
     def test_recurring_codes_include_script_errors_not_link_errors(self) -> None:
         assert {"NB-001", "NB-104", "NB-205", "NB-211", "NB-220", "NB-304", "NB-428", "NB-500", "NB-501"} <= RECURRING

@@ -66,8 +66,9 @@ class TestHello:
             {"versions": []},
             {"versions": {"a": 1}},
             {"epoch": -1},
-            {"counts": {"npu": -1}},
-            {"counts": ["npu"]},
+            {"absent": "npu/0"},
+            {"absent": ["npu/0", 1]},
+            {"launched": None},
             {"epoch": 1.0},
             {"epoch": 2**64},
             {"epoch": False},
@@ -340,27 +341,32 @@ class TestEpochs:
 
 
 OTHER_WORKERS = OtherWorkersError
-ONE, TWO = {"gpu": 1, "npu": 1}, {"gpu": 1, "npu": 2}
-COUNT_CASES = {
-    "equal": (TWO, TWO, (None, None), {}),
-    "a peer whose own cluster has changed": (TWO, ONE, (OTHER_WORKERS, STALE), {"npu": 1}),
-    "both clusters have changed": (TWO, {"gpu": 2, "npu": 1}, (OTHER_WORKERS, OTHER_WORKERS), {"npu": 1}),
-    "a third cluster is gone": ({**TWO, "tpu": 1}, {**TWO, "tpu": 0}, (OTHER_WORKERS, STALE), {"tpu": 0}),
-    "a third cluster on which neither decides": ({**TWO, "tpu": 1}, {**TWO, "tpu": 2}, (STALE, STALE), {}),
-    "a peer of a removed cluster": ({"gpu": 1, "npu": 0}, TWO, (OTHER_WORKERS, STALE), {"npu": 2}),
-    "no counts on this side": ({}, TWO, (None, None), {}),
-    "a peer without counts of a removed cluster": ({"gpu": 1, "npu": 0}, {}, (RemoteProtocolError, None), {}),
+NO_ONE: tuple[str, ...] = ()
+ABSENCE_CASES: dict[str, tuple[Any, Any, Any, dict[str, int]]] = {
+    "equal": (["npu/1"], ["npu/1"], (None, None), {}),
+    "a worker of the peer's launcher is gone": (NO_ONE, ["npu/1"], (OTHER_WORKERS, STALE), {"npu/1": 0}),
+    "a worker of the peer's launcher has come": (["npu/1"], NO_ONE, (OTHER_WORKERS, STALE), {"npu/1": 1}),
+    "a worker of a third launcher": (["npu/7"], NO_ONE, (STALE, OTHER_WORKERS), {}),
+    "a worker of a third launcher that only the peer misses": (NO_ONE, ["npu/7"], (STALE, OTHER_WORKERS), {}),
+    "a worker that the anchor's launcher runs": (NO_ONE, ["gpu/1"], (STALE, OTHER_WORKERS), {}),
+    "the peer was absent": (["npu/0", "npu/1", "npu/7"], NO_ONE, (OTHER_WORKERS,) * 2, {"npu/0": 1, "npu/1": 1}),
+    "each was absent for the other": (["npu/0"], ["gpu/0"], (OTHER_WORKERS, OTHER_WORKERS), {"npu/0": 1}),
+    "a fixed number of workers on this side": (None, ["npu/1"], (None, None), {}),
+    "an absent peer with a fixed number of workers": (["npu/0"], None, (RemoteProtocolError, None), {}),
 }
+"""Workers that are absent for gpu/0, the anchor, and for npu/0, whose launchers also start gpu/1 and npu/1; the errors
+of both, and what gpu/0 learns.
+"""
 
 
-@pytest.mark.parametrize(("ours", "theirs", "errors", "counts"), COUNT_CASES.values(), ids=COUNT_CASES)
-def test_different_worker_counts_are_reported_and_no_peer_is_recorded(
-    ours: dict[str, int], theirs: dict[str, int], errors: Any, counts: dict[str, int]
+@pytest.mark.parametrize(("ours", "theirs", "errors", "counts"), ABSENCE_CASES.values(), ids=ABSENCE_CASES)
+def test_different_absent_workers_are_reported_and_no_peer_is_recorded(
+    ours: Any, theirs: Any, errors: Any, counts: dict[str, int]
 ) -> None:
-    assert [name.partition("/")[0] for name in NAMES] == ["gpu", "npu"]
+    assert NAMES == ("gpu/0", "npu/0")
     a, b = (
-        make_introduction(0, counts=ours, absent=not ours.get("npu", 1)),
-        make_introduction(1, counts=theirs, epoch=3),
+        make_introduction(0, absent=ours, anchor="gpu/0", launched=["gpu/0", "gpu/1"]),
+        make_introduction(1, absent=theirs, anchor="gpu/0", launched=["npu/0", "npu/1", "gpu/9"], epoch=3),
     )
     assert find_refusals(a, b) == errors
     if errors[0] is OTHER_WORKERS:
@@ -370,10 +376,15 @@ def test_different_worker_counts_are_reported_and_no_peer_is_recorded(
         assert (a.proven_hello, b.proven_hello) == (None, None), "each may return as another process"
 
 
-def test_worker_counts_of_an_old_session_are_ignored() -> None:
+def test_only_the_anchor_decides_on_absent_workers() -> None:
+    a, b = (make_introduction(side, absent=absent, anchor="tpu/0") for side, absent in enumerate((["npu/1"], NO_ONE)))
+    assert find_refusals(a, b) == (STALE, STALE)
+
+
+def test_absent_workers_of_an_old_session_are_ignored() -> None:
     old = make_process(1, 0, known_peer=make_process(0, 0), in_session=True)
-    old._greeting = dataclasses.replace(old._greeting, counts=ONE)
-    assert find_refusals(make_introduction(0, counts=TWO, epoch=1), old) == (STALE, OVER)
+    old._greeting = dataclasses.replace(old._greeting, absent=["npu/1"])
+    assert find_refusals(make_introduction(0, absent=NO_ONE, epoch=1), old) == (STALE, OVER)
 
 
 def settle_first(a: Handshake, b: Handshake) -> None:

@@ -493,8 +493,9 @@ class Checkpoints:
             self._drain()
         if busy:
             self.group.exchange("the end of a checkpoint", None)
-        if self.group.label and self.saved.step and 0 in exit_agreement.counts.values():
-            hand_over_parts(self.group, self.levels[0].folder, self.saved.step, exit_agreement.counts)
+        leaving = self.group.find_leaving(exit_agreement.counts)
+        if self.group.label and self.saved.step and leaving:
+            hand_over_parts(self.group, self.levels[0].folder, self.saved.step, leaving)
         if apart is not None:
             apart.poll()
             apart.due.clear()

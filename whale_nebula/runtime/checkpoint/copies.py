@@ -2,7 +2,7 @@
 
 The hosts of a cluster form a ring: each sends the part that it has written to its memory to the next one, which stores
 it with its own, as if both shared a folder. A host without its part of the checkpoint that a run resumes from receives
-it from a host that has it. A cluster that leaves the run sends its part to one that stays.
+it from a host that has it. A host that leaves the run sends its part to one that stays.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,6 @@ import numpy as np
 
 from whale_nebula.checkpoint import files
 from whale_nebula.checkpoint.folder import Folder, FoundCheckpoint
-from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import CheckpointError, NebulaError, RemoteProtocolError
 from whale_nebula.runtime.checkpoint.writer import Writer
 from whale_nebula.transport import Key
@@ -207,17 +206,16 @@ def fetch_parts(group: Group, identity: str, found: FoundCheckpoint | None, fold
     return bool(needs)
 
 
-def hand_over_parts(group: Group, folder: Folder, step: int, counts: Mapping[str, int]) -> None:
-    """Send the parts of a step from hosts whose clusters leave the run, by the new numbers of workers, to hosts that
-    stay, unless these share a folder that has them. All processes call it at the same point.
+def hand_over_parts(group: Group, folder: Folder, step: int, leaving_workers: Collection[str]) -> None:
+    """Send the parts of a step from hosts whose first workers leave the run to hosts that stay, unless these share a
+    folder that has them. All processes call it at the same point.
     """
     found = next((each for each in folder.scan() if each.step == step), None)
     held_parts = [] if found is None else sorted(found.manifests)
     answers = group.exchange("the hosts that leave", [group.label, held_parts] if group.commits else None)
     hosts = {worker: answer for worker, answer in sorted(answers.items()) if answer}
-    leaves = {worker for worker in hosts if counts.get(cluster_of(worker), 1) == 0}
-    stays = next((worker for worker in hosts if worker not in leaves), None)
-    leaving = [] if stays is None else [w for w in hosts if w in leaves and hosts[w][0] not in hosts[stays][1]]
+    stays = next((worker for worker in hosts if worker not in leaving_workers), None)
+    leaving = [] if stays is None else [w for w in hosts if w in leaving_workers and hosts[w][0] not in hosts[stays][1]]
     for number, worker in enumerate(leaving):
         channel = (
             CopyChannel(group.session, worker, str(stays), number, _RESTORING)

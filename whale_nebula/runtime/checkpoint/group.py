@@ -22,6 +22,7 @@ from whale_nebula.errors import CheckpointError, RemoteProtocolError
 from whale_nebula.errors.text import list_names
 from whale_nebula.ir.canonical import program_digest
 from whale_nebula.ir.cut import Cut
+from whale_nebula.launch.membership import select_workers
 from whale_nebula.runtime.checkpoint.copies import fetch_parts
 from whale_nebula.runtime.checkpoint.slices import Entry, Slice, Source, find_slice, make_whole_entry
 from whale_nebula.runtime.variables.remote import Transfer
@@ -77,15 +78,24 @@ class Group:
         return self.worker == self.members[0]
 
     @property
+    def absent_workers(self) -> list[str]:
+        """The workers without which the run continues."""
+        found = self._run.attachment
+        return [] if found is None else sorted(found.absent)
+
+    @property
     def absent_clusters(self) -> list[str]:
         """The clusters without which the run continues."""
-        found = self._run.attachment
-        running = set(self._run.workers.values())
-        return [] if found is None else sorted({cluster_of(each) for each in found.absent} - running)
+        return sorted(set(map(cluster_of, self.absent_workers)) - set(self._run.workers.values()))
 
-    def report_needed(self) -> None:
-        """Report to the launcher that the missing clusters are needed."""
-        self._report(needs=self.absent_clusters)
+    def find_leaving(self, counts: Mapping[str, int]) -> frozenset[str]:
+        """The workers that leave the run by the agreed numbers of workers."""
+        running = self._run.workers
+        return frozenset(running) - select_workers(running, [*running, *self.absent_workers], counts)
+
+    def report_needed(self, workers: Collection[str]) -> None:
+        """Report to the launcher that absent workers are needed."""
+        self._report(needs=sorted(workers))
 
     def report_saved(self, step: int) -> None:
         """Report to the launcher that a step is saved."""
@@ -275,8 +285,8 @@ def choose_source(
     list_durable: Callable[[], Sequence[FoundCheckpoint]] = list,
 ) -> Source | None:
     """The newest checkpoint with all its parts, the same in all processes; None if there is none. Damaged ones are
-    reported and skipped. A host without its part receives it into this `folder`. If the run continues without a
-    cluster, `list_durable` returns the checkpoints on the disk, which may lack parts.
+    reported and skipped. A host without its part receives it into this `folder`. If the run continues without
+    workers, `list_durable` returns the checkpoints on the disk, which may lack parts.
     """
     whole: dict[str, list[FoundCheckpoint]] = {}  # by folder: a checkpoint in memory may be newer than all others
     for each in sorted(list_found(), key=lambda found: -found.step) if group.commits else ():
@@ -295,19 +305,20 @@ def choose_source(
 
 
 def _check_missed(group: Group, several: Sequence[FoundCheckpoint], chosen: tuple[int, str] | None) -> None:
-    """Refuse to continue without clusters that have parts of newer checkpoints: of more than one step, or of all."""
-    absent = group.absent_clusters
+    """Refuse to continue without workers that have parts of newer checkpoints: of more than one step, or of all."""
+    absent = group.absent_workers
     if not absent:
         return
     begun = -1 if chosen is None else chosen[0]
     newer = sorted({each.step for each in several if each.manifests and each.step > begun})
     if len(newer) > (0 if chosen is None else 1):
-        group.report_needed()
+        group.report_needed(absent)
+        names = sorted({cluster_of(each) if cluster_of(each) in group.absent_clusters else each for each in absent})
         raise CheckpointError(
-            f"the run cannot resume without {list_names(absent)}: only a part of step {newer[-1]} is available",
+            f"the run cannot resume without {list_names(names)}: only a part of step {newer[-1]} is available",
             where=several[0].path if several else None,
             why="each host saves to its own folder, and the missing hosts were lost before they could send their parts",
-            mend=f"start {absent[0]} again; or use one shared folder for all hosts, from which any of them can resume",
+            mend=f"start {names[0]} again; or use one shared folder for all hosts, from which any of them can resume",
         )
 
 

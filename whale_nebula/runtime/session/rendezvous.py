@@ -16,8 +16,7 @@ import tensorflow as tf
 import whale_nebula
 from whale_nebula import __version__
 from whale_nebula.config import Config
-from whale_nebula.config.schema import cluster_of
-from whale_nebula.errors import ConfigError, OtherWorkersError
+from whale_nebula.errors import ConfigError, DeadlineError, OtherWorkersError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.launch.attach import Attachment
 from whale_nebula.launch.placement import free_port
@@ -42,8 +41,8 @@ class JoinedLinks(NamedTuple):
 
 def join_links(attachment: Attachment, expected: Admission, config: Config) -> JoinedLinks:
     """Open every link; tensors received on one must be `expected`."""
-    absent = {worker: address for worker, address in attachment.absent.items() if _may_come(attachment, worker)}
-    if not attachment.peers and not absent:
+    joining = {worker: each for worker, each in attachment.absent.items() if worker not in attachment.launched}
+    if not attachment.peers and not joining:
         return JoinedLinks({})
     from whale_nebula.security import Credentials
     from whale_nebula.transport.deadlines import Deadlines
@@ -59,8 +58,10 @@ def join_links(attachment: Attachment, expected: Admission, config: Config) -> J
         credentials=None if security is None else Credentials.load(security),
         all_workers=attachment.everyone,
         epoch=attachment.epoch,
-        counts=attachment.counts,
-        absent=absent,
+        absent=None if attachment.asked is None else tuple(sorted(attachment.absent)),
+        launched=attachment.launched,
+        anchor=attachment.anchor,
+        joining=joining,
     )
     joined = GrpcLinks(
         place,
@@ -70,11 +71,6 @@ def join_links(attachment: Attachment, expected: Admission, config: Config) -> J
         arrive=lambda error: exit_agreement.note_available_workers(error.counts),
     )
     return JoinedLinks(dict(joined.links), joined.close, joined.await_return)
-
-
-def _may_come(attachment: Attachment, worker: str) -> bool:
-    """Whether a worker without which the run continues may be started by another launcher."""
-    return not attachment.everywhere and cluster_of(worker) != attachment.cluster
 
 
 _log = logging.getLogger("whale_nebula.runtime.session.rendezvous")
@@ -117,9 +113,12 @@ def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledg
         greetings = session.hello(sheet)
     except OtherWorkersError as error:
         exit_agreement.conclude_step(
-            {here: " ".join(["", *(f"{cluster}={count}" for cluster, count in error.counts.items())])}
+            {here: " ".join(["", *(f"{worker}={count}" for worker, count in error.counts.items())])}
         )
         raise WorkerExit(error.what) from None
+    except DeadlineError as error:
+        error.missed = session.find_missing_peers()
+        raise
     if attachment.heartbeat_sender is not None:
         attachment.heartbeat_sender.send(epoch=session.epoch)
     _agree_on_seed(attachment.worker, seed, greetings)

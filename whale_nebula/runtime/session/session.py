@@ -294,14 +294,21 @@ class Session:
 
     def find_lost_peers(self, mates: Collection[str]) -> NebulaError | None:
         """The error of one of these peers whose link is closed, if any; does not wait."""
-        for _, link in self._links_of(mates):
-            try:
-                link.take("LOST", 0.0)  # never sent: this only checks the link's state
-            except DeadlineError:
-                continue
-            except NebulaError as error:
-                return error
+        errors = (self._find_error(link) for _, link in self._links_of(mates))
+        return next((error for error in errors if error is not None and not isinstance(error, DeadlineError)), None)
+
+    def _find_error(self, link: Link) -> NebulaError | None:
+        """The present error of a link: it is closed, or it is not connected."""
+        try:
+            link.take("LOST", 0.0)  # never sent: this only checks the link's state
+        except NebulaError as error:
+            return error
         return None
+
+    def find_missing_peers(self) -> tuple[str, ...]:
+        """The peers that have not connected, or have been silent for long."""
+        errors = (self._find_error(link) for link in self.links.values())
+        return tuple(error.peer for error in errors if error is not None and error.peer)
 
     def _check_rows(self, peer: str, sheet: Sheet, theirs: Sheet) -> None:
         shared = sheet["inputs"].keys() & theirs["inputs"].keys()

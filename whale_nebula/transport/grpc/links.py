@@ -34,9 +34,9 @@ class Place:
     `peers` has each other worker's address, or None if it has none; `listen` is this worker's own. With a `gateway`
     (this cluster's) the workers of other clusters are reached through it. Without `credentials` nothing is encrypted or
     authenticated. `all_workers` are all workers of the run, as frames and gateways number them, if there are more than
-    `peers` and `here`. `epoch` is the number of restarts of the run, as known to this worker. In elastic runs, `counts`
-    are the numbers of workers of the clusters, and `absent` the addresses of workers without which the run continues
-    and that may join.
+    `peers` and `here`. `epoch` is the number of restarts of the run, as known to this worker. In elastic runs, `absent`
+    are the workers without which the run continues, `launched` those that this worker's launcher may start, `joining`
+    the addresses of the absent ones of other launchers, and the `anchor` decides on these.
 
     >>> place = Place("mt", "npu/0", {"gpu/0": "10.77.0.1:7101"}, listen="10.77.0.2:7101")
     >>> place.dials("gpu/0"), Place("mt", "gpu/0", {"npu/0": None}, listen="10.77.0.1:7101").dials("npu/0")
@@ -51,8 +51,10 @@ class Place:
     credentials: Credentials | None = None
     all_workers: tuple[str, ...] = ()
     epoch: int = 0
-    counts: Mapping[str, int] = field(default_factory=dict)
-    absent: Mapping[str, str | None] = field(default_factory=dict)
+    absent: tuple[str, ...] | None = None
+    launched: tuple[str, ...] = ()
+    anchor: str | None = None
+    joining: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -65,7 +67,7 @@ class Place:
 
     def find_address(self, there: str) -> str | None:
         """The address at which a worker listens."""
-        return self.absent[there] if there in self.absent else self.peers[there]
+        return self.joining[there] if there in self.joining else self.peers[there]
 
     def dials(self, there: str) -> bool:
         """Whether this worker dials the other one: through a gateway both dial; otherwise the one without an address,
@@ -103,7 +105,7 @@ class GrpcLinks:
         self._current = CurrentCredentials(place.credentials) if place.credentials else None
         self._awaiting_carriers: dict[str, AwaitingCarrier] = {}
         _keep_freed_memory()
-        carriers = {there: self._make_carrier(there) for there in sorted({**place.peers, **place.absent})}
+        carriers = {there: self._make_carrier(there) for there in sorted({**place.peers, **place.joining})}
         options: dict[str, Any] = {"expect": expect, "budget": budget, "announce": announce, "waiters": Waiters()}
 
         self._listener = self._start_listener()  # first: once a peer is connected, both ports are open
@@ -111,7 +113,7 @@ class GrpcLinks:
         self._versions = dict(versions or {})
         self.links = {there: self._make_link(carriers[there], options) for there in sorted(place.peers)}
         self._absent_options = {**options, "announce": lambda wait: None, "arrive": arrive}
-        self._absent_links = [self._make_link(carriers[there], self._absent_options) for there in sorted(place.absent)]
+        self._absent_links = [self._make_link(carriers[there], self._absent_options) for there in sorted(place.joining)]
 
     def await_return(self, workers: Collection[str]) -> None:
         """Accept connections from workers that were lost, whose links are not used any more: the run goes on without
@@ -122,8 +124,8 @@ class GrpcLinks:
             place,
             all_workers=place.workers,
             peers={there: address for there, address in place.peers.items() if there not in workers},
-            counts={c: 0 if c in map(cluster_of, workers) else count for c, count in place.counts.items()},
-            absent={**place.absent, **{there: place.find_address(there) for there in workers}},
+            absent=tuple(sorted({*(place.absent or ()), *workers})),
+            joining={**place.joining, **{there: place.find_address(there) for there in workers}},
         )
         for there in sorted(workers):
             self._absent_links.append(self._make_link(self._make_carrier(there), self._absent_options))
@@ -139,7 +141,7 @@ class GrpcLinks:
             self._listener.stop()
 
     def _make_link(self, carrier: Carrier, options: dict[str, Any]) -> PeerLink:
-        place, absent = self._place, carrier.there in self._place.absent
+        place, absent = self._place, carrier.there in self._place.joining
         return PeerLink(
             carrier,
             Greeting(
@@ -148,8 +150,9 @@ class GrpcLinks:
                 carrier.there,
                 versions=self._versions,
                 epoch=place.epoch,
-                counts=place.counts,
-                absent=absent,
+                absent=place.absent,
+                launched=place.launched,
+                anchor=place.anchor,
             ),
             place.workers,
             prover=Prover(self._current) if self._current else None,
