@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula.capture.arguments import explain_missing_target
-from whale_nebula.capture.step import Signature, signature
+from whale_nebula.capture.step import Captured, Signature, signature
 from whale_nebula.errors import OptionError, PlanError
 from whale_nebula.plan.plan import Plan
 from whale_nebula.runtime.function import NebulaFunction
@@ -63,7 +63,7 @@ def plan(model_or_function: Any, *example: Any) -> Plan:
             paths=step.paths, metrics=step.metrics, owner=step.owner, data=step.data(subject.unpack),
         )  # fmt: skip
     if not captured.program.stages[0].where:
-        raise no_scopes_error(subject.step.name)
+        raise no_scopes_error(subject.step.name, captured)
     notes = (*captured.projected, *filter(None, [current_step_options().description]))
     return plan_step(subject.step.name, captured, tensors, notes)
 
@@ -153,8 +153,16 @@ def describe_target(target: Any) -> str:
     return "a plain function" if inspect.isroutine(target) else f"{type(target).__name__} {reprlib.repr(target)}"
 
 
-def no_scopes_error(name: str) -> PlanError:
-    """The error for a step without scopes, which has nothing to plan."""
+def no_scopes_error(name: str, captured: Captured) -> PlanError:
+    """The error for a step without scopes, which has nothing to plan, or whose only scope divides nothing."""
+    if captured.unused_split is not None:
+        axis = captured.unused_split.options["axis"]
+        return PlanError(
+            f"{name} has no scopes but an nb.split that divides no variable, so there is nothing to plan",
+            where=str(captured.unused_split.site),
+            why=f"no variable with an axis {axis} is read inside it",
+            mend="nb.split(2, axis=-1) divides the columns of the weights of layers that are called inside it",
+        )
     return PlanError(
         f"{name} has no scopes, so there is nothing to plan",
         where=str(script_site()),
