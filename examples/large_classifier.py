@@ -6,11 +6,14 @@
 Without the lines with `nb`, this is plain Keras with the same results up to rounding.
 """
 
+import argparse
+
 import keras
 import numpy as np
 
 import whale_nebula as nb
 
+argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
 ROWS, BATCH, CLASSES = 2048, 64, 5000
 nb.init(seed=1)
 

@@ -119,7 +119,7 @@ def __getattr__(name: str) -> Any:
     if _HOMES[name] in ("scopes.public", "capture"):
         frames = importlib.import_module(f"{__name__}.scopes.frames")
         if not any(isinstance(watcher, Bootstrap) for watcher in frames.watchers):
-            frames.add_watcher(Bootstrap(_keras_hook))
+            frames.watchers.append(Bootstrap(_keras_hook))
     value = getattr(home, name)
     globals()[name] = value
     return value

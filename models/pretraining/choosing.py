@@ -13,6 +13,8 @@ import numpy.typing as npt
 import tensorflow as tf
 from keras import ops
 
+from whale_nebula.errors import OptionError
+
 from ..attention import near_zero
 from ..bert import Bert
 from ..text import Tokenizer
@@ -57,6 +59,10 @@ def tune_choice(
         rate: maximum learning rate.
         seed: seed of the order of rows.
     """
+    if not len(rows):
+        raise OptionError(
+            "tune_choice got no rows", why="a batch is drawn from them", mend="tune_choice(model, encode_choices(...))"
+        )
     adam = make_adam(model, rate, steps=steps)
 
     @tf.function

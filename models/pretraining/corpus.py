@@ -72,6 +72,12 @@ class Corpus:
         lines = self.pairs if split == "train" else self.tests
         right = lines[second][:count]
         order = sorted(range(len(right)), key=lambda row: (len(right[row]), row))
+        if len(order) < 2:
+            raise OptionError(
+                f"the corpus has {len(order)} sentences in {second!r} for {split}, but choices need at least 2",
+                why="a wrong translation is that of another sentence",
+                mend="use longer files, and a count of at least 2",
+            )
         neighbour = {row: order[(place + 1) % len(order)] for place, row in enumerate(order)}
         wrong = [right[neighbour[row]] for row in range(len(right))]
         return text.Choices(lines[first][:count], right, wrong, ["another"] * len(right))

@@ -7,7 +7,6 @@ from textwrap import shorten
 from typing import Any
 
 from whale_nebula.scopes import options
-from whale_nebula.scopes.frames import current_stack
 from whale_nebula.scopes.options import check_signature
 from whale_nebula.scopes.placement import parse_placement
 from whale_nebula.site import short_traceback
@@ -79,11 +78,6 @@ def place(model: Any, mapping: Mapping[str, Any]) -> None:
     (['gpu', 'npu'], (4, 4))
     """
     made = parse_placement(mapping)
-    recorder = current_stack().recorder
-    if recorder is not None:
-        words = [f"{rule.pattern.pattern}={rule.key}" for rule in made.rules]
-        recorder.record_statement(" ".join(["place", *words]), made.frames, None)
-        return
     from whale_nebula.capture import layer_placement  # a model implies TensorFlow
 
     layer_placement.place(model, made)

@@ -35,7 +35,7 @@ from whale_nebula.capture.mirror import Donor, import_nodes, mirror, order_opera
 from whale_nebula.capture.tracing import Stamper, Tracing, current_graph_trace, current_trace
 from whale_nebula.passes.branches import NO_OWNER, Branch, Owners, find_bundle_aliases, rewire, split_branches
 from whale_nebula.passes.phases import MAX_SMALL_BYTES
-from whale_nebula.scopes.frames import Frame, Watcher, add_watcher, watchers
+from whale_nebula.scopes.frames import Frame, Watcher, watchers
 from whale_nebula.tf import patch as tf_patch
 from whale_nebula.tf import private as tf_private
 from whale_nebula.tf.patch import Patch, apply_patches
@@ -220,8 +220,7 @@ def install() -> list[Watcher]:
     """
     there = {type(watcher) for watcher in watchers}
     fresh: list[Watcher] = [kind() for kind in (Stamper, _Builder) if kind not in there]
-    for watcher in fresh:
-        add_watcher(watcher)
+    watchers.extend(fresh)
     return fresh
 
 

@@ -49,7 +49,7 @@ from whale_nebula.passes.branches import Aliases, remove_bundles
 from whale_nebula.passes.effects import is_effect
 from whale_nebula.passes.label import label_ops
 from whale_nebula.scopes.auto import get_current_limits
-from whale_nebula.scopes.frames import begin_step, rewatch_frames
+from whale_nebula.scopes.frames import Frame, begin_step, rewatch_frames
 from whale_nebula.site import script_site, warn_once
 from whale_nebula.spec import Spec, Value
 from whale_nebula.tf import initial_values
@@ -150,7 +150,7 @@ class Captured:
     yet. `draw_part` computes only some entries of such a value along an axis, if possible. `projected` has a sentence
     for each tensor that crosses on a learned basis, or would not be smaller on it. `decision` is the planner's, if
     any, within the `constraints` of the scopes. `draws` are the variables that random ops draw from, each with the op's
-    seeds, in order.
+    seeds, in order. `unused_split` is an `nb.split` that divides no variable, in a step without stages.
     """
 
     program: Program
@@ -164,6 +164,7 @@ class Captured:
     constraints: Constraints = field(default_factory=Constraints)
     draws: Sequence[tuple[int, int, Any]] = ()
     draw_part: Callable[[Any, int, int, int], Any] = lambda variable, axis, start, size: None
+    unused_split: Frame | None = None
 
     def pack(self, tensors: Sequence[Any]) -> Any:
         """The results in the user's own structure."""
@@ -311,9 +312,10 @@ def capture(
         initialize_variables(lambda variable: True)
     notes = tuple(trace.bottlenecks.notes)
     constraints = list_constraints(trace.entered_scopes, program)
+    split_frames = [] if program.stages[0].where else trace.entered_scopes.splits
     return Captured(
         program, graph, graph.structured_outputs, variables, aliases, initialize_variables, notes,
-        constraints=constraints, draws=trace.draws, draw_part=draw_part,
+        constraints=constraints, draws=trace.draws, draw_part=draw_part, unused_split=next(iter(split_frames), None),
     )  # fmt: skip
 
 

@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from whale_nebula.codec.packing import Part
-from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.tf import tf
 
 _GOLDEN = 0x9E3779B9
@@ -233,18 +232,10 @@ def dequantise(scales: Any, integers: Any, *, dims: tuple[int, ...], bits: int, 
     >>> dequantise(scales, integers, dims=(4,), bits=4, block=2, dtype="float32").numpy().tolist()
     [7.0, -1.0, 0.5, 1.75]
     """
-    _check_parts((scales, integers), dims, bits, block)
     rows, columns = rows_and_columns(dims)
     if not rows or not columns:
         return tf.zeros(dims, dtype)
     return tf.reshape(_make_dequantiser(bits, block, columns, dtype)(scales, integers), dims)
-
-
-def _check_parts(got: tuple[Any, Any], dims: tuple[int, ...], bits: int, block: int) -> None:
-    expected = [(part.dtype, part.dims) for part in parts(dims, bits, block)]
-    if [(part.dtype.name, tuple(part.shape)) for part in got] != expected:
-        shown = ", ".join(f"{part.dtype.name}{list(part.shape)}" for part in got)
-        raise RemoteProtocolError(f"{shown} are not the encoded parts of a tensor {list(dims)} with {bits} bits")
 
 
 @lru_cache(maxsize=1024)

@@ -25,9 +25,9 @@ import numpy.typing as npt
 
 from whale_nebula.codec.blocks import unpack_pairs
 from whale_nebula.codec.objects import Codec
-from whale_nebula.codec.packing import Dims, Mask, Part, join, pack_mask, scatter_rows, select_rows, split, unpack_mask
+from whale_nebula.codec.packing import Dims, Mask, Part, join, pack, scatter_rows, select_rows, split, unpack
 from whale_nebula.codec.precisions import Integers, is_integers
-from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
+from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.tf import tf
 from whale_nebula.wire.tensor import Bytes
 
@@ -155,14 +155,6 @@ class Cache:
         return self._limit
 
     def _write(self, ids: Ids, rows: Rows) -> Rows:
-        if ids.ndim != 1 or rows.ndim < 1 or len(ids) != len(rows):
-            raise LocalProtocolError(f"ids of shape {ids.shape} do not match rows of shape {rows.shape}")
-        if self._rows and rows.shape[1:] != self._shape():
-            raise LocalProtocolError(
-                f"rows of shape {rows.shape[1:]} do not match cached rows of shape {self._shape()}",
-                why="a difference needs two rows of the same shape",
-                mend="pad all batches to the same length",
-            )
         held = np.where(np.isnan(rows), np.float16(0), rows)
         self._update_version(np.asarray(ids, np.int64), held)
         for number, row in zip(ids.tolist(), held, strict=True):
@@ -272,7 +264,7 @@ def encode(codec: Integers, x: Any, ids: Ids, cache: Cache, rows: Mask | None = 
     )
     scales, integers = (np.asarray(part) for part in codec.encode(tf.constant(changes)))
     others = _clip_finite_to_half(select_rows(matrix, ~samples.integer_rows & samples.sent_rows))
-    data = join([pack_mask(samples.integers), scales, integers, others])
+    data = join([pack(samples.integers), scales, integers, others])
     return data, _update_cache(codec, samples, cache, scales, integers, others)
 
 
@@ -283,7 +275,7 @@ def decode(
     if ids is None or not can_cache_differences(codec, dims, ids):
         raise RemoteProtocolError(f"received differences for a tensor {list(dims)} whose samples are not cached")
     marks = -(-dims[0] // 8)
-    samples = Samples(ids, dims, unpack_mask(data[:marks], dims[0]), rows)
+    samples = Samples(ids, dims, unpack(data[:marks], "bool", (dims[0],)), rows)
     scales, integers, others = split(data[marks:], samples.parts(codec))
     cache.note_arrival(ids)
     if not (samples.integers.all() or cache.fits(dims[1:])):

@@ -7,6 +7,7 @@ interface: see `registry.register`. `Codec.compress` and `Codec.restore` compose
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -135,15 +136,17 @@ class Codec:
             raise RemoteProtocolError(
                 f"received a tensor of sizes {dims} encoded as {self}, which does not make it smaller"
             )
-        found, place, numbers = split(data, self.arrays(dims, dtype)), 0, []
+        parts = [precision.parts(each, dtype) for each in left]
+        extras = () if structure is None else structure.extras(dims)
+        arrays = iter(split(data, [*itertools.chain(*parts), *extras]))
         wide = structure is not None and structure.widens and Spec(dtype, ()).nbytes() < 4
-        for each in left:
-            count = len(precision.parts(each, dtype))
-            numbers.append(precision.decode(found[place : place + count], each, "float32" if wide else dtype))
-            place += count
+        numbers = [
+            precision.decode(list(itertools.islice(arrays, len(each))), sizes, "float32" if wide else dtype)
+            for each, sizes in zip(parts, left, strict=True)
+        ]
         if structure is None:
             return numbers[0], None
-        x, residue = structure.expand(state, numbers, found[place:], dims)
+        x, residue = structure.expand(state, numbers, list(arrays), dims)
         return blocks.restore(x, dtype), residue
 
     def __rshift__(self, other: Codec) -> Codec:

@@ -175,32 +175,12 @@ Mask = npt.NDArray[np.bool_]
 """For each row of a matrix, whether it is sent."""
 
 
-def pack_mask(mask: Mask) -> Bytes:
-    """Pack a mask of rows, one bit a row.
-
-    >>> pack_mask(np.array([True, True, False])).tolist()
-    [3]
-    """
-    return pack(_check_mask(mask))
-
-
-def unpack_mask(data: Bytes, rows: int) -> Mask:
-    """Unpack a mask of `rows` rows.
-
-    >>> unpack_mask(np.array([3], np.uint8), 3).tolist()
-    [True, True, False]
-    """
-    return unpack(data, "bool", (rows,))
-
-
 def select_rows(matrix: npt.NDArray[Any], mask: Mask) -> npt.NDArray[Any]:
     """Select the rows of a mask, in order; the matrix itself if all are selected.
 
     >>> select_rows(np.arange(6).reshape(3, 2), np.array([True, False, True])).tolist()
     [[0, 1], [4, 5]]
     """
-    if _check_mask(mask).shape != matrix.shape[:1]:
-        raise LocalProtocolError(f"a mask of {mask.size} rows does not match a matrix of shape {matrix.shape}")
     return matrix if mask.all() else matrix[mask]
 
 
@@ -210,7 +190,7 @@ def scatter_rows(rows: npt.NDArray[Any], mask: Mask) -> npt.NDArray[Any]:
     >>> scatter_rows(np.array([[0, 1], [4, 5]]), np.array([True, False, True])).tolist()
     [[0, 1], [0, 0], [4, 5]]
     """
-    sent = int(np.count_nonzero(_check_mask(mask)))
+    sent = int(np.count_nonzero(mask))
     if rows.shape[:1] != (sent,):
         raise RemoteProtocolError(f"received rows of shape {rows.shape} with a mask that marks {sent}")
     if sent == mask.size:
@@ -218,12 +198,6 @@ def scatter_rows(rows: npt.NDArray[Any], mask: Mask) -> npt.NDArray[Any]:
     matrix = np.zeros((mask.size, *rows.shape[1:]), rows.dtype)
     matrix[mask] = rows
     return matrix
-
-
-def _check_mask(mask: Mask) -> Mask:
-    if mask.dtype != np.bool_ or mask.ndim != 1:
-        raise LocalProtocolError(f"{mask.dtype}{list(mask.shape)} is not a mask", why="a mask is one bool for each row")
-    return mask
 
 
 _BOOL = find_dtype_code("bool")
@@ -254,16 +228,12 @@ def split(buffer: Bytes, parts: Sequence[Part]) -> list[npt.NDArray[Any]]:
         )
     found, place = [], 0
     for part, size in zip(parts, sizes, strict=True):
-        found.append(_to_array(buffer[place : place + size], part))
+        data, code = buffer[place : place + size], find_dtype_code(part.dtype)
+        if code == _BOOL and size and data.max() > 1:
+            raise RemoteProtocolError("a bool that is neither 0 nor 1")
+        found.append(decode_array(data, code, part.dims))
         place += size
     return found
-
-
-def _to_array(data: Bytes, part: Part) -> npt.NDArray[Any]:
-    code = find_dtype_code(part.dtype)
-    if code == _BOOL and data.size and data.max() > 1:
-        raise RemoteProtocolError("a bool that is neither 0 nor 1")
-    return decode_array(data, code, part.dims)
 
 
 def _describe_parts(parts: Sequence[Part]) -> str:
@@ -346,7 +316,7 @@ def write_payload(payload: Payload, *, zstd: bool) -> Bytes:
         | PayloadFlag.NEWS * (payload.news is not None)
         | PayloadFlag.CHANGES * payload.changes
     )
-    body = [] if payload.rows is None else [pack_mask(payload.rows)]
+    body = [] if payload.rows is None else [pack(payload.rows)]
     body += [] if payload.news is None else [payload.news]
     whole = np.concatenate([*body, payload.data])
     small = compress_zstd(whole) if zstd else None
@@ -374,7 +344,7 @@ def read_payload(data: Bytes, rows: int, news: int, most: int, *, zstd: bool = T
         body = decompress_zstd(body[_RAW_SIZE_BYTES:], size)
     mask = state_news = None
     if PayloadFlag.ROWS in has:
-        mask, body = unpack_mask(body[: -(-rows // 8)], rows), body[-(-rows // 8) :]
+        mask, body = unpack(body[: -(-rows // 8)], "bool", (rows,)), body[-(-rows // 8) :]
     if PayloadFlag.NEWS in has:
         state_news, body = body[:news], body[news:]
     return Payload(body, mask, state_news, PayloadFlag.CHANGES in has)

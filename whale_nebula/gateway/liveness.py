@@ -18,7 +18,7 @@ from grpc_health.v1 import health, health_pb2
 from whale_nebula.errors import NebulaError
 from whale_nebula.transport.grpc.limits import Buckets
 from whale_nebula.transport.grpc.listener import Dialler, read_dialler
-from whale_nebula.transport.grpc.options import Probe, probe_address
+from whale_nebula.transport.grpc.options import REFUSALS_OF_DEAD_PROCESS, REFUSED_TWICE, Probe, probe_address
 
 State: TypeAlias = Literal["dead", "frozen"]
 _PROMPT_SECONDS = 0.1  # within which a live worker has usually dialled again
@@ -27,7 +27,7 @@ _ANSWER_SECONDS = 1.0
 _MAX_PROBES = 20
 
 _EXPLANATIONS: dict[State, str] = {
-    "dead": "refused twice: no process listens on the port",
+    "dead": REFUSED_TWICE,
     "frozen": "did not answer twice: its host is frozen or unreachable",
 }
 
@@ -38,12 +38,11 @@ def judge_probes(outcomes: Sequence[str]) -> State | None:
     >>> judge_probes(["refused"]), judge_probes(["open", "refused", "refused"]), judge_probes(["silent", "unknown"])
     (None, 'dead', 'frozen')
     """
-    last = outcomes[-2:]
-    if len(last) < 2 or "open" in last:
+    last = outcomes[-REFUSALS_OF_DEAD_PROCESS:]
+    refusals = last.count("refused")
+    if len(last) < REFUSALS_OF_DEAD_PROCESS or "open" in last or 0 < refusals < len(last):
         return None
-    if last.count("refused") == 1:
-        return None
-    return "dead" if "refused" in last else "frozen"
+    return "dead" if refusals else "frozen"
 
 
 class Liveness:

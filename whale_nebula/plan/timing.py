@@ -139,9 +139,9 @@ class Times:
         return sum(phase.timeline.seconds for phase in self.phases)
 
 
-def step_text(plan: Plan, assumptions: Assumptions | None = None) -> str:
+def step_text(plan: Plan) -> str:
     """A sentence on the estimated step time, with the exchange between clusters."""
-    drawn = predict_times(plan, assumptions).seconds
+    drawn = predict_times(plan).seconds
     codecs = any(map(any, list_codec_seconds(plan, list(plan.stages)).values()))
     if not plan.exchange_seconds:
         return f"estimated step time: {duration(drawn)}{' with codecs' * codecs}, plus updates"

@@ -134,13 +134,9 @@ def plan_capture(
     return found
 
 
+@pause_garbage_collection()
 def plan_step(name: str, captured: Captured, example: Sequence[Any], notes: Sequence[str] = ()) -> Plan:
     """The plan of a captured step; `example` has tensors with the specs of its leaves."""
-    with pause_garbage_collection():
-        return _build_plan(name, captured, example, notes)
-
-
-def _build_plan(name: str, captured: Captured, example: Sequence[Any], notes: Sequence[str]) -> Plan:
     run = current_run()
     compilation = prepare_compilation(captured, run, follows_inputs=True)
     cut: Cut = run_passes(compilation).require("cut")

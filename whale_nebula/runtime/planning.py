@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula.capture.arguments import explain_missing_target
-from whale_nebula.capture.step import Signature, signature
+from whale_nebula.capture.step import Captured, Signature, signature
 from whale_nebula.errors import OptionError, PlanError
 from whale_nebula.plan.plan import Plan
 from whale_nebula.runtime.function import NebulaFunction
@@ -52,8 +52,8 @@ def plan(model_or_function: Any, *example: Any) -> Plan:
     >>> nb.plan(double, tf.TensorSpec([None, 4])).stages["gpu"].inputs
     ('x',)
     """
-    batch = _read_example(example)
-    subject = _find_subject(model_or_function, batch, _is_tuple_dataset(example))
+    batch, is_tuple = _read_example(example)
+    subject = _find_subject(model_or_function, batch, is_tuple)
     layout, tensors = _make_signature(subject)
     with explain_missing_target("nb.plan", model_or_function, batch):
         step = subject.step
@@ -63,7 +63,7 @@ def plan(model_or_function: Any, *example: Any) -> Plan:
             paths=step.paths, metrics=step.metrics, owner=step.owner, data=step.data(subject.unpack),
         )  # fmt: skip
     if not captured.program.stages[0].where:
-        raise no_scopes_error(subject.step.name)
+        raise no_scopes_error(subject.step.name, captured)
     notes = (*captured.projected, *filter(None, [current_step_options().description]))
     return plan_step(subject.step.name, captured, tensors, notes)
 
@@ -153,8 +153,16 @@ def describe_target(target: Any) -> str:
     return "a plain function" if inspect.isroutine(target) else f"{type(target).__name__} {reprlib.repr(target)}"
 
 
-def no_scopes_error(name: str) -> PlanError:
-    """The error for a step without scopes, which has nothing to plan."""
+def no_scopes_error(name: str, captured: Captured) -> PlanError:
+    """The error for a step without scopes, which has nothing to plan, or whose only scope divides nothing."""
+    if captured.unused_split is not None:
+        axis = captured.unused_split.options["axis"]
+        return PlanError(
+            f"{name} has no scopes but an nb.split that divides no variable, so there is nothing to plan",
+            where=str(captured.unused_split.site),
+            why=f"no variable with an axis {axis} is read inside it",
+            mend="nb.split(2, axis=-1) divides the columns of the weights of layers that are called inside it",
+        )
     return PlanError(
         f"{name} has no scopes, so there is nothing to plan",
         where=str(script_site()),
@@ -164,18 +172,14 @@ def no_scopes_error(name: str) -> PlanError:
 
 
 # ---------------------------------------------------------------------- examples
-def _read_example(example: Sequence[Any]) -> Sequence[Any]:
-    """The example batch; a dataset is replaced by the spec of its elements."""
-    if len(example) == 1 and isinstance(example[0], tf.data.Dataset):
-        found = example[0].element_spec
-        return found if isinstance(found, tuple) else (found,)
-    return example
-
-
-def _is_tuple_dataset(example: Sequence[Any]) -> bool:
-    """Whether the example is a dataset of tuples, which the train step receives unchanged, even with one element."""
-    data = example[0] if len(example) == 1 else None
-    return isinstance(data, tf.data.Dataset) and isinstance(data.element_spec, tuple)
+def _read_example(example: Sequence[Any]) -> tuple[Sequence[Any], bool]:
+    """The example batch, a dataset replaced by the spec of its elements; and whether these are tuples, which the train
+    step receives unchanged, even with one element.
+    """
+    if len(example) != 1 or not isinstance(example[0], tf.data.Dataset):
+        return example, False
+    found = example[0].element_spec
+    return (found, True) if isinstance(found, tuple) else ((found,), False)
 
 
 def cast_to_floatx(leaf: Any) -> Any:
@@ -199,12 +203,11 @@ def _make_signature(subject: Subject) -> tuple[Signature, list[Any]]:
     arguments = [(name, tf.nest.map_structure(stand_in, value)) for name, value in subject.arguments]
     layout, tensors = signature(arguments, subject.step.whole, find_declared_inputs())
     given = [specs.get(id(tensor), spec) for tensor, spec in zip(tensors, layout.specs, strict=True)]
-    chosen = [_open_batch_axis(spec) if split else spec for spec, split in zip(given, layout.batched, strict=True)]
+    chosen = [
+        tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if batched else spec
+        for spec, batched in zip(given, layout.batched, strict=True)
+    ]
     return replace(layout, specs=tuple(chosen)), tensors
-
-
-def _open_batch_axis(spec: tf.TensorSpec) -> tf.TensorSpec:
-    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
 
 
 def _find_spec(leaf: Any) -> tf.TensorSpec | None:

@@ -105,7 +105,7 @@ def _check_comparable(engine: Engine, subject: Subject, layout: Signature, tenso
             mend='nb.replica(sync_every=1, outer="average") with plain SGD equals the uncut run; or verify without it',
         )
     if not engine.captured.program.stages[0].where:
-        raise no_scopes_error(subject.step.name)
+        raise no_scopes_error(subject.step.name, engine.captured)
     partly = [number for number, tensor in enumerate(tensors) if isinstance(tensor, Partial)]
     if missing := [*layout.absent, *partly]:
         raise AbsentInputError(

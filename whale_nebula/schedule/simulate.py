@@ -104,17 +104,15 @@ def simulate(
     *,
     name: str = DEFAULT,
     in_flight: InFlight | None = None,
-    blocking: bool = False,
-    fused: bool | Sequence[bool] = True,
+    fused: Sequence[bool] | None = None,
     pace: Pace | None = None,
     recompute: bool = False,
 ) -> Timeline:
     """Time one phase of a step: `works` by stage, `hops` by (source, destination), both for one micro-batch.
 
-    With `blocking` a stage waits until its message has arrived; with `fused=False` the last stage runs its forward and
-    its backward separately. Both model systems without this runtime, for comparison. `fused` may be set for each stage,
-    and `pace`, from which limits are derived, if it is not that of these works and hops. With `recompute` forwards are
-    computed again, and gradients of weights, which some schedules separate, are not deferred.
+    `fused` tells of each stage whether its forward and backward are one function (the last one's, by default), and
+    `pace`, from which limits are derived, is set if it is not that of these works and hops. With `recompute` forwards
+    are computed again, and gradients of weights, which some schedules separate, are not deferred.
 
     >>> from whale_nebula.schedule.lines import make_uniform_hops
     >>> works = [Work(1.0, 2.0)] * 2
@@ -136,7 +134,7 @@ def simulate(
         name, stages, micro_batches, pace=own, in_flight=in_flight, replicas=[work.replicas for work in works],
         orders=[work.order for work in works],
     )  # fmt: skip
-    whole = [fused and stage == stages - 1 for stage in range(stages)] if isinstance(fused, bool) else fused
+    whole = [stage == stages - 1 for stage in range(stages)] if fused is None else fused
     later = choose_delays(chosen, micro_batches, whole, pace=own, in_flight=in_flight, recompute=recompute)
     lists = [
         list_instructions(
@@ -145,26 +143,22 @@ def simulate(
         )
         for stage, work in enumerate(works)
     ]  # fmt: skip
-    return run_lists(lists, works, hops, blocking=blocking)
+    return run_lists(lists, works, hops)
 
 
-def run_lists(
-    lists: Sequence[Sequence[Instruction]], works: Sequence[Work], hops: Hops, *, blocking: bool = False
-) -> Timeline:
+def run_lists(lists: Sequence[Sequence[Instruction]], works: Sequence[Work], hops: Hops) -> Timeline:
     """Simulate instruction lists as given. Each replica of a stage runs its part of the stage's list.
 
     >>> run_lists([list_instructions(0, 2, 2, in_flight=2)], [Work(1.0, 2.0)], {}).seconds
     6.0
     """
-    return _Run(lists, works, hops, blocking).finish()
+    return _Run(lists, works, hops).finish()
 
 
 class _Run:
     """The state of one simulation: an event queue, and the messages that have arrived."""
 
-    def __init__(
-        self, lists: Sequence[Sequence[Instruction]], works: Sequence[Work], hops: Hops, blocking: bool
-    ) -> None:
+    def __init__(self, lists: Sequence[Sequence[Instruction]], works: Sequence[Work], hops: Hops) -> None:
         self.works = works
         self.seats = [(stage, replica) for stage, work in enumerate(works) for replica in range(work.replicas)]
         self.seat = {seat: number for number, seat in enumerate(self.seats)}
@@ -174,9 +168,8 @@ class _Run:
         ]
         self.sends = _list_messages(works, hops)
         self.expected_counts = Counter((m.stage, m.what) for messages in self.sends.values() for m in messages)
-        self.blocking = blocking
         self.next = [0] * len(self.lists)
-        self.holds = [0] * len(self.lists)  # the number of reasons why a replica may not start its next instruction
+        self.is_busy = [False] * len(self.lists)
         self.arrived_counts: Counter[tuple[int, str, int]] = Counter()
         self.free_at: defaultdict[str, float] = defaultdict(float)
         self.spans: list[Span] = []
@@ -200,14 +193,14 @@ class _Run:
 
     def advance(self, seat: int, now: float) -> None:
         """Start the next instruction of a replica, if it is free and all inputs have arrived."""
-        if self.holds[seat] or self.next[seat] == len(self.lists[seat]):
+        if self.is_busy[seat] or self.next[seat] == len(self.lists[seat]):
             return
         instruction, (stage, replica) = self.lists[seat][self.next[seat]], self.seats[seat]
         needs = [(stage, what) for what in instruction.letters]
         if any(self.arrived_counts[*need, instruction.micro_batch] < self.expected_counts[need] for need in needs):
             return
         self.next[seat] += 1
-        self.holds[seat] += 1
+        self.is_busy[seat] = True
         for what in instruction.letters:
             start, now = now, now + self.works[stage].seconds_of(what) * self.works[stage].slowdown(replica)
             self.spans.append(Span(stage, what, instruction.micro_batch, start, now, replica))
@@ -217,10 +210,11 @@ class _Run:
         """Send the result of an instruction, and continue."""
         for what in instruction.letters:
             for message in self.sends[self.seats[seat][0], what]:
-                self.send(seat, message, instruction.micro_batch, now)
-        self.release(seat, now)
+                self.send(message, instruction.micro_batch, now)
+        self.is_busy[seat] = False
+        self.advance(seat, now)
 
-    def send(self, seat: int, message: _Message, micro_batch: int, now: float) -> None:
+    def send(self, message: _Message, micro_batch: int, now: float) -> None:
         """Submit a message to its line, which may still be occupied by earlier ones."""
         if message.line is None:
             self.arrive(message, micro_batch, now)
@@ -231,19 +225,11 @@ class _Run:
         if message.size:
             self.spans.append(Span(message.line.name, message.what, micro_batch, start, end))
         self.schedule_event(end + message.line.delay, partial(self.arrive, message, micro_batch))
-        if self.blocking:
-            self.holds[seat] += 1
-            self.schedule_event(end + message.line.delay, partial(self.release, seat))
 
     def arrive(self, message: _Message, micro_batch: int, now: float) -> None:
         """Record the arrival of a message, and advance the replica that may wait for it."""
         self.arrived_counts[message.stage, message.what, micro_batch] += 1
         self.advance(self.seat[message.stage, self.works[message.stage].replica(micro_batch)], now)
-
-    def release(self, seat: int, now: float) -> None:
-        """Remove one of the holds of a replica."""
-        self.holds[seat] -= 1
-        self.advance(seat, now)
 
 
 @dataclass(frozen=True, slots=True)

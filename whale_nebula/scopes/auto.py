@@ -26,11 +26,6 @@ class Limits:
     split: bool | None = None
     replan: bool | None = None
 
-    def list_options(self) -> list[str]:
-        """The given options, as in a call."""
-        said = ((each.name, getattr(self, each.name)) for each in fields(self) if each.name != "site")
-        return [f"{name}={value!r}" for name, value in said if value is not None]
-
     def complete_from(self, other: Limits) -> Limits:
         """The limits with None replaced by those of `other`."""
         left = [each.name for each in fields(self) if getattr(self, each.name) is None]
@@ -89,11 +84,6 @@ def get_current_limits() -> Limits | None:
     return _current.complete_from(_base_limits)
 
 
-def get_script_limits() -> Limits | None:
-    """The limits of `nb.auto_parallel` that are in effect."""
-    return _current
-
-
 @contextlib.contextmanager
 def use_base_limits(limits: Limits) -> Iterator[None]:
     """Plan steps without scopes while this context is open; the script's own limits take precedence."""
@@ -125,4 +115,5 @@ class AutoParallel:
         set_limits(self._before)
 
     def __repr__(self) -> str:
-        return f"nb.auto_parallel({', '.join(self._limits.list_options())})"
+        options = ((each.name, getattr(self._limits, each.name)) for each in fields(Limits) if each.name != "site")
+        return f"nb.auto_parallel({', '.join(f'{name}={value!r}' for name, value in options if value is not None)})"

@@ -66,16 +66,6 @@ class Watcher(Protocol):
         """A context that is open as long as the scope is."""
 
 
-class Recorder(Protocol):
-    """Records the scopes and calls of a script, instead of running them."""
-
-    def record_scope(self, frame: Frame, around: Sequence[Frame], missing: str | None) -> None:
-        """A scope was entered; `missing` names a feature that is not implemented yet."""
-
-    def record_statement(self, text: str, around: Sequence[Frame], missing: str | None) -> None:
-        """A public function other than a scope was called."""
-
-
 @dataclass(frozen=True, slots=True)
 class Stack:
     """The value of the ContextVar: the open frames and their surroundings.
@@ -88,16 +78,11 @@ class Stack:
     replayed: int = 0
     around_step: tuple[Frame, ...] = ()
     block: Block = field(default_factory=lambda: Block(open=True))
-    recorder: Recorder | None = None
 
 
 _STACK: ContextVar[Stack] = ContextVar("whale_nebula_scopes", default=Stack())  # noqa: B039 - one for all contexts
 watchers: list[Watcher] = []
-
-
-def add_watcher(watcher: Watcher) -> None:
-    """Call `watcher` for every scope from now on."""
-    watchers.append(watcher)
+"""What is called for every scope that opens."""
 
 
 def current_stack() -> Stack:

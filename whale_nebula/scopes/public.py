@@ -9,8 +9,8 @@ from typing import Any
 from whale_nebula.schedule.schedules import DEFAULT, SCHEDULES
 from whale_nebula.scopes import compress_options
 from whale_nebula.scopes import options as values
-from whale_nebula.scopes.auto import AutoParallel, check_limits, get_script_limits, set_limits
-from whale_nebula.scopes.frames import Frame, current_stack
+from whale_nebula.scopes.auto import AutoParallel, check_limits, set_limits
+from whale_nebula.scopes.frames import Frame
 from whale_nebula.scopes.options import check_signature, scope
 from whale_nebula.scopes.scope import Scope
 from whale_nebula.site import calling_site
@@ -238,8 +238,4 @@ def auto_parallel(
         split=split,
         replan=replan,
     )
-    stack = current_stack()
-    if stack.recorder is not None:
-        stack.recorder.record_statement(" ".join(["auto_parallel", *limits.list_options()]), stack.frames, None)
-        return AutoParallel(limits, get_script_limits())
     return AutoParallel(limits, set_limits(limits))

@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType, TracebackType
-from typing import NamedTuple, NoReturn
+from typing import Any, NoReturn
 
-from whale_nebula.errors import NestingError, NotYetError
+from whale_nebula.errors import NestingError
 from whale_nebula.scopes import hints, identity
 from whale_nebula.scopes.frames import Block, Frame, Stack, current_stack, keep_stack, open_frames, use_stack
 from whale_nebula.scopes.options import decorator_error
@@ -85,24 +85,12 @@ def _nesting_error(kind: str, site: Site, outer: Frame, *, around_step: bool) ->
     return NestingError(what, where=str(site), why=why, mend=mend)
 
 
-class Missing(NamedTuple):
-    """A feature that is not implemented yet."""
-
-    feature: str
-    mend: str
-
-    def error(self, site: Site) -> NotYetError:
-        """The error for using it."""
-        return NotYetError(self.feature, where=str(site), mend=self.mend)
-
-
 class Scope(contextlib.AbstractContextManager[Frame]):
     """A scope as it was written: its `kind` and validated `options`. Each entry makes a frame."""
 
-    def __init__(self, kind: str, options: Mapping[str, object], missing: Missing | None = None) -> None:
+    def __init__(self, kind: str, options: Mapping[str, Any]) -> None:
         self.kind = kind
-        self.options: Mapping[str, object] = MappingProxyType(dict(options))
-        self._missing = missing
+        self.options: Mapping[str, Any] = MappingProxyType(dict(options))
         self._open: dict[Frame, contextlib.ExitStack] = {}
         self._site = hints.record_creation(repr(self))
 
@@ -125,12 +113,8 @@ class Scope(contextlib.AbstractContextManager[Frame]):
         site = calling_site()
         around = resolve_stack(self.kind, site, current_stack())
         frame = self._create_frame(site, around)
-        if around.recorder is not None:  # scopes are only parsed
-            around.recorder.record_scope(frame, around.frames, self._missing.feature if self._missing else None)
-        elif self._missing is not None:
-            raise self._missing.error(site)
         with contextlib.ExitStack() as opening:
-            if self.kind == "stage" and around.recorder is None:
+            if self.kind == "stage":
                 opening.enter_context(hints.watch_stage(frame, around))
             opening.enter_context(use_stack(replace(around, frames=(*around.frames, frame))))
             self._open[frame] = opening.pop_all()
@@ -145,7 +129,7 @@ class Scope(contextlib.AbstractContextManager[Frame]):
             return
         try:
             self._open.pop(frames[-1]).__exit__(kind, error, trace)
-            if error is None and self.options.get("sync_every") is not None and current_stack().recorder is None:
+            if error is None and self.options.get("sync_every") is not None:
                 hints.warn_idle(frames[-1], repr(self))
         finally:
             if frames[-1].touched and len(frames) > 1:
@@ -174,7 +158,7 @@ class Scope(contextlib.AbstractContextManager[Frame]):
             raise NestingError(what, where=str(calling_site()), why=why, mend=mend)
 
     def _create_frame(self, site: Site, around: Stack) -> Frame:
-        cluster, name = _text(self.options.get("cluster")), _text(self.options.get("name"))
+        cluster, name = self.options.get("cluster"), self.options.get("name")
         if self.kind == "stage":
             place = identity.find_open_place(around)
             key, home = identity.identify_stage(name, cluster, site, around)
@@ -184,7 +168,3 @@ class Scope(contextlib.AbstractContextManager[Frame]):
         in_block = any(frame.block is not None for frame in around.frames)
         block = Block() if self.kind in ("cluster", "replica", "pipeline") and not in_block else None
         return Frame(self.kind, self.options, site, cluster=name if self.kind == "cluster" else None, block=block)
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None

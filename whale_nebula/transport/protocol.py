@@ -11,7 +11,7 @@ import numpy as np
 
 from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
 from whale_nebula.wire.buffers import Bound, TensorArrived
-from whale_nebula.wire.frame import Direction, Flag, Header, Kind, find_fault
+from whale_nebula.wire.frame import Direction, Header, Kind, find_tensor_fault
 from whale_nebula.wire.tensor import Bytes, count_raw_bytes, encode_array, find_dtype, find_dtype_code
 
 KeyKind: TypeAlias = Literal["forward", "backward", "part", "scalar", "result", "control", "round"]
@@ -74,7 +74,7 @@ def check_packed(packed: Packed) -> Packed:
     elif not all(0 <= size <= _MAX_NUMBER for size in packed.dims):
         fault = f"sizes {packed.dims} are out of range"
     else:
-        fault = find_fault(packed.describe(Header(Kind.SCALAR, flags=Flag.LAST)))
+        fault = find_tensor_fault(packed.describe(Header(Kind.SCALAR)))
     if fault:
         raise LocalProtocolError(f"cannot send this Packed over a link: {fault}")
     return packed

@@ -35,8 +35,8 @@ class Acknowledged(NamedTuple):
     bytes: int
 
 
-class Replay:
-    """The sent frames, beginning with the first that is not acknowledged.
+class UnacknowledgedFrames:
+    """The sent frames that are not acknowledged.
 
     It keeps the original bytes (a view of the tensor, or the ciphertext), so a retransmitted frame is identical to the
     first one. It never drops a frame: the sender checks `room` first, and waits while there is none.

@@ -25,8 +25,8 @@ from whale_nebula.wire.buffers import (
     Expect,
     MessageArrived,
     Packet,
-    Replay,
     TensorArrived,
+    UnacknowledgedFrames,
     count_held_bytes,
 )
 from whale_nebula.wire.frame import (
@@ -118,7 +118,7 @@ class Conversation:
         self._sealer: Sealer | None = None
         self._handshake = Handshake(greeting, budget, prover, self._exchange.public if self._exchange else None)
         self._own_side, self._peer_side = Side(), Side()
-        self._replay = Replay(budget)
+        self._sent = UnacknowledgedFrames(budget)
         self._arrivals = Arrivals[_Frame](window)
         self._assembly = Assembly(expect, limit=limit)
         self._connected = False
@@ -140,7 +140,7 @@ class Conversation:
     @property
     def unacknowledged_bytes(self) -> int:
         """The number of bytes that were sent and are not acknowledged."""
-        return self._replay.bytes
+        return self._sent.bytes
 
     @property
     def expected_number(self) -> int:
@@ -167,7 +167,7 @@ class Conversation:
     @property
     def room(self) -> int:
         """The number of bytes that may be sent before an acknowledgement is needed; none at 0 or below."""
-        return self._replay.room
+        return self._sent.room
 
     def begin_session(self, epoch: int) -> None:
         """Begin the session: all workers have agreed on the run's epoch, and processes of other epochs are refused from
@@ -221,12 +221,12 @@ class Conversation:
         if isinstance(side, str):
             raise LocalProtocolError(f"invalid outgoing frame: {side}")
         numbered = header._replace(
-            conversation=self.number, sequence=self._replay.next_number, ack=self._choose_acknowledgement()
+            conversation=self.number, sequence=self._sent.next_number, ack=self._choose_acknowledgement()
         )
         if self._sealer is not None:
             numbered, chunk = self._sealer.seal(numbered, chunk)
         packet = pack_header(numbered, compute_checksum(chunk), sealed=self._sealer is not None), chunk
-        self._replay.keep(packet)
+        self._sent.keep(packet)
         self._own_side = side
         return packet
 
@@ -320,14 +320,14 @@ class Conversation:
                 why="it was sent by a process that no longer exists",
             )
         elif header.kind in BARE:
-            events += self._replay.acknowledge(header.ack)
+            events += self._sent.acknowledge(header.ack)
         else:
             self._arrivals.add(header.sequence, (header, payload), HEADER_BYTES + payload.size)
             unanswered = self._unanswered_bytes + self._arrivals.bytes
-            if unanswered > self._replay.budget + _OVERRUN_BYTES:
+            if unanswered > self._sent.budget + _OVERRUN_BYTES:
                 raise RemoteProtocolError(
                     f"received frame {header.sequence} while {unanswered} bytes are not acknowledged",
-                    why=f"the budget of both sides is {self._replay.budget} bytes",
+                    why=f"the budget of both sides is {self._sent.budget} bytes",
                 )
             while (due := self._arrivals.due_frame) is not None:
                 events += self._process_numbered(*due)
@@ -336,7 +336,7 @@ class Conversation:
 
     def _process_numbered(self, header: Header, payload: Bytes) -> list[Event]:
         """The events of the frame that is due. A refused frame changes nothing."""
-        self._replay.check(header.ack)
+        self._sent.check(header.ack)
         if bool(header.flags & Flag.SEALED) != (self._sealer is not None):
             raise RemoteProtocolError("received an unsealed frame on a sealed link")
         plain, message = unseal_header(header), None
@@ -359,7 +359,7 @@ class Conversation:
                 self._open_payload(self._assembly.place(plain), header, payload)
             events = [*self._assembly.finish_chunk(plain)]
         self._peer_side = side
-        return [*self._replay.acknowledge(header.ack), *events]
+        return [*self._sent.acknowledge(header.ack), *events]
 
     def _open_payload(self, place: Bytes, header: Header, payload: Bytes) -> Bytes:
         if self._sealer is None:
@@ -393,10 +393,10 @@ class Conversation:
         resumed = self._handshake.proven_hello is not None
         hellos = self._handshake.process_auth(message)
         theirs = hellos[1]
-        if not max(self._replay.oldest_number, theirs.acknowledged) <= theirs.received <= self._replay.next_number:
+        if not max(self._sent.oldest_number, theirs.acknowledged) <= theirs.received <= self._sent.next_number:
             raise RemoteProtocolError(
-                f"worker '{theirs.worker}' expects frame {theirs.received}, but frames {self._replay.oldest_number} to "
-                f"{self._replay.next_number - 1} are stored",
+                f"worker '{theirs.worker}' expects frame {theirs.received}, but frames {self._sent.oldest_number} to "
+                f"{self._sent.next_number - 1} are stored",
                 why="it has communicated with another process of this worker, or has lost its state",
                 mend="restart all workers",
             )
@@ -404,11 +404,11 @@ class Conversation:
         if self._exchange is not None and self._sealer is None:
             material = self._exchange.agree(bytes.fromhex(theirs.exchange or ""), hello.build_salt(hellos))
             self._sealer = Sealer(material, self._own_number, self._peer_number)
-        self._replay.budget = min(self._replay.budget, theirs.budget)
-        self._ack_bytes = min(ACK_BYTES, self._replay.budget // 4)
+        self._sent.budget = min(self._sent.budget, theirs.budget)
+        self._ack_bytes = min(ACK_BYTES, self._sent.budget // 4)
         return [
-            *self._replay.acknowledge(theirs.acknowledged),
-            Opened(self._replay.list_since(theirs.received), resumed),
+            *self._sent.acknowledge(theirs.acknowledged),
+            Opened(self._sent.list_since(theirs.received), resumed),
         ]
 
 

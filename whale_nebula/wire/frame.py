@@ -222,10 +222,11 @@ def find_fault(header: Header, *, sealed: bool = False) -> str | None:
         return f"kind {plain.kind} cannot have direction {plain.direction}"
     if plain.micro_batch < -1:
         return f"micro-batch {plain.micro_batch} is out of range"
-    return _find_tensor_fault(plain) or _find_chunk_fault(plain)
+    return find_tensor_fault(plain) or _find_chunk_fault(plain)
 
 
-def _find_tensor_fault(header: Header) -> str | None:
+def find_tensor_fault(header: Header) -> str | None:
+    """A description of the first fault in the fields that describe the tensor, or None."""
     dtype = find_dtype(header.dtype)
     if dtype is None:
         return f"dtype {header.dtype} is unknown"

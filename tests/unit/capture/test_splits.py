@@ -104,6 +104,20 @@ def test_split_with_two_counts_or_two_axes_is_refused() -> None:
     assert "nb.split divides 'weight' along axis 0, and at" in catch_option_error(two_axes)
 
 
+@pytest.mark.filterwarnings("ignore::whale_nebula.errors.NebulaWarning")
+def test_plan_of_a_split_without_effect_names_its_axis() -> None:
+    weight = tf.Variable(W, name="weight")
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.cluster(), nb.split(2, axis=5):
+            return x @ weight
+
+    with pytest.raises(nb.errors.PlanError, match=r"nb\.split that divides no variable") as caught:
+        nb.plan(step, tf.TensorSpec([None, 8]))
+    assert caught.value.why == "no variable with an axis 5 is read inside it"
+
+
 def test_split_without_effect_warns() -> None:
     def step(x: Any) -> Any:
         with nb.cluster(), nb.stage(), nb.split(2):

@@ -19,12 +19,10 @@ from whale_nebula.codec.packing import (
     decompress_zstd,
     join,
     pack,
-    pack_mask,
     scatter_rows,
     select_rows,
     split,
     unpack,
-    unpack_mask,
 )
 from whale_nebula.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from whale_nebula.wire.tensor import DTYPE_NAMES
@@ -90,9 +88,9 @@ MASKS = hnp.arrays(np.bool_, st.integers(0, 40))
 
 @given(MASKS)
 def test_mask_takes_one_bit_per_row(mask: np.ndarray) -> None:
-    packed = pack_mask(mask)
+    packed = pack(mask)
     assert packed.size == -(-mask.size // 8)
-    np.testing.assert_array_equal(unpack_mask(packed, mask.size), mask)
+    np.testing.assert_array_equal(unpack(packed, "bool", mask.shape), mask)
 
 
 @given(MASKS, st.integers(0, 5), st.sampled_from(["float32", "float16", "int32"]))
@@ -118,16 +116,7 @@ def test_scatter_rows_refuses_a_wrong_number_of_rows(sent: np.ndarray) -> None:
 
 def test_mask_of_wrong_length_is_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="expected 2"):
-        unpack_mask(np.zeros(1, np.uint8), 9)
-    with pytest.raises(LocalProtocolError, match="a mask of 2 rows"):
-        select_rows(np.zeros((3, 2)), np.ones(2, np.bool_))
-
-
-@pytest.mark.parametrize("mask", [np.ones((2, 1), np.bool_), np.ones(2)], ids=["a matrix", "numbers"])
-def test_mask_of_wrong_type_or_shape_is_refused(mask: np.ndarray) -> None:
-    for attempt in (lambda: pack_mask(mask), lambda: select_rows(np.zeros((2, 2)), mask)):
-        with pytest.raises(LocalProtocolError, match="one bool for each row"):
-            attempt()
+        unpack(np.zeros(1, np.uint8), "bool", (9,))
 
 
 INTEGERS = TYPES[1:]

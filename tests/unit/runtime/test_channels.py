@@ -373,7 +373,7 @@ def make_post(micro_batches: int) -> tuple[LinkExchange, Value]:
 
 def pack_tensor(post: LinkExchange, value: Value, rows: int, micro_batch: int) -> Any:
     crossing = post.crossings.by_value[value]
-    route = post.crossings.find_route(crossing, micro_batch)._replace(previous_micro_batch=None)
+    route = post.crossings.routes[value, micro_batch]._replace(previous_micro_batch=None)
     return post._pack(crossing, route, micro_batch, tf.ones((rows, 8)), None)
 
 
@@ -381,7 +381,7 @@ def unpack_tensor(post: LinkExchange, value: Value, received: Any, micro_batch: 
     crossing = post.crossings.by_value[value]
     return post._unpack(
         crossing,
-        post.crossings.find_route(crossing, micro_batch)._replace(previous_micro_batch=None),
+        post.crossings.routes[value, micro_batch]._replace(previous_micro_batch=None),
         ("b/0", value, micro_batch),
         1,
         received,

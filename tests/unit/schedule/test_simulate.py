@@ -144,19 +144,19 @@ def hop() -> st.SearchStrategy[Hop]:
     st.sampled_from(sorted(SCHEDULES)),
     st.none() | st.integers(1, 9) | st.lists(st.integers(1, 9), min_size=5, max_size=5),
     st.booleans(),
-    st.booleans(),
 )
 def test_simulated_work_runs_once_without_a_deadlock(
     pipeline: tuple[list[Work], Hops],
     micro_batches: int,
     name: str,
     in_flight: int | list[int] | None,
-    blocking: bool,
     fused: bool,
 ) -> None:
     stages, hops = pipeline
     chosen = in_flight[: len(stages)] if isinstance(in_flight, list) else in_flight
-    timeline = simulate(stages, hops, micro_batches, name=name, in_flight=chosen, blocking=blocking, fused=fused)
+    timeline = simulate(
+        stages, hops, micro_batches, name=name, in_flight=chosen, fused=None if fused else [False] * len(stages)
+    )
     for stage, work in enumerate(stages):
         ran = timeline.spans_of(stage)
         expected = {(what, m) for what in ("FB" if work.has_backward else "F") for m in range(micro_batches)}

@@ -1,14 +1,14 @@
-"""Scopes as a tree of text, recorded and not run."""
+"""Scopes as a tree of text."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from whale_nebula.scopes import public
-from whale_nebula.scopes.frames import Frame, Stack, use_stack
+from whale_nebula.scopes.frames import Frame, Stack, open_frames, use_stack, watchers
 
 
 @dataclass
@@ -32,19 +32,14 @@ class Tree:
     roots: list[Node] = field(default_factory=list)
     _nodes: dict[Frame, Node] = field(default_factory=dict, repr=False)
 
-    def record_scope(self, frame: Frame, around: Sequence[Frame], missing: str | None) -> None:
-        """Take down a scope."""
+    @contextlib.contextmanager
+    def enter(self, frame: Frame) -> Iterator[None]:
+        """Take down a scope, as a watcher; it counts as used."""
         frame.touched = True
-        self._nodes[frame] = node = Node(format_line(describe_scope(frame), missing))
-        self._place(around).append(node)
-
-    def record_statement(self, text: str, around: Sequence[Frame], missing: str | None) -> None:
-        """Take down a call that is not a scope."""
-        self._place(around).append(Node(format_line(text, missing)))
-
-    def _place(self, around: Sequence[Frame]) -> list[Node]:
-        known = [self._nodes[frame] for frame in around if frame in self._nodes]
-        return known[-1].children if known else self.roots
+        known = [self._nodes[outer] for outer in open_frames() if outer in self._nodes]
+        self._nodes[frame] = node = Node(describe_scope(frame))
+        (known[-1].children if known else self.roots).append(node)
+        yield
 
     def __str__(self) -> str:
         return "".join(f"{line}\n" for root in self.roots for line in root.lines())
@@ -52,7 +47,7 @@ class Tree:
 
 @contextlib.contextmanager
 def record_scopes() -> Iterator[Tree]:
-    """Take scopes down instead of asking for their engines.
+    """Take down the scopes that are entered in this context.
 
     >>> import whale_nebula as nb
     >>> with record_scopes() as tree:
@@ -63,8 +58,12 @@ def record_scopes() -> Iterator[Tree]:
       split
     """
     tree = Tree()
-    with use_stack(Stack(recorder=tree)):
-        yield tree
+    watchers.append(tree)
+    try:
+        with use_stack(Stack()):
+            yield tree
+    finally:
+        watchers.remove(tree)
 
 
 def describe_scope(frame: Frame) -> str:
@@ -80,7 +79,3 @@ def describe_scope(frame: Frame) -> str:
     unusual = {name: value for name, value in frame.options.items() if value != parameters[name].default}
     texts = {n: ",".join(map(str, value)) if isinstance(value, tuple) else value for n, value in unusual.items()}
     return " ".join([frame.kind, *(f"{name}={text}" for name, text in texts.items())])
-
-
-def format_line(text: str, missing: str | None) -> str:
-    return f"{text}  [not yet: {missing}]" if missing else text

@@ -10,7 +10,6 @@ import whale_nebula as nb
 from whale_nebula import scopes
 from whale_nebula.scopes.frames import (
     Frame,
-    add_watcher,
     cluster_block_of,
     compress_of,
     open_frames,
@@ -47,7 +46,7 @@ def isolate_watchers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def recorder() -> RecordingWatcher:
     made = RecordingWatcher()
-    add_watcher(made)
+    scopes.frames.watchers.append(made)
     return made
 
 
@@ -74,7 +73,7 @@ def test_all_scopes_close_when_the_body_raises(recorder: RecordingWatcher) -> No
 
 
 def test_failing_watcher_leaves_the_scope_closed(recorder: RecordingWatcher) -> None:
-    add_watcher(RecordingWatcher(refuses="stage"))
+    scopes.frames.watchers.append(RecordingWatcher(refuses="stage"))
     with nb.cluster() as cluster:
         with pytest.raises(ValueError, match="stage"), nb.stage():
             pass

@@ -200,7 +200,7 @@ def test_unrequested_values_are_bounded(pair: LinkPair, awaited: bool) -> None:
     """A sender that ignores its budget is refused, whether it is blocked or not, and is notified."""
     pair.here.post(build_message("SESSION", "MEET"))
     assert pair.there.take("SESSION", TIMEOUT_SECONDS)["about"] == "MEET"
-    pair.here._conversation._replay.budget = 1 << 40
+    pair.here._conversation._sent.budget = 1 << 40
     value = np.zeros(1 << 20, np.uint8)
 
     def send() -> None:
@@ -245,7 +245,7 @@ def test_tensors_not_due_are_bounded_during_another_wait(carrier_name: str, step
     due.step = 0
     with open_links(carrier_name, due) as (here, there), ThreadPoolExecutor(2) as executor:
         waits = executor.submit(there.receive, Key("forward", 1, 0, 0, -1, 1000, *WORKERS[:2]), TIMEOUT_SECONDS)
-        here._conversation._replay.budget = 1 << 40
+        here._conversation._sent.budget = 1 << 40
         value = np.zeros(1 << 20, np.uint8)
 
         def send() -> None:

@@ -378,7 +378,7 @@ class TestAcknowledgements:
         """On later connections as well: reconnecting does not make room."""
         a, b = make_conversation(0), make_conversation(1, budget=8000, accepts_data=lambda: False)
         greet(a, b)
-        a._replay.budget = 1 << 40  # the sender ignores its limit
+        a._sent.budget = 1 << 40  # the sender ignores its limit
         b.receive(send_frames(a, frame_message(0, STEP))[0])
         with pytest.raises(RemoteProtocolError, match="bytes are not acknowledged"):
             for slot in range(100):

@@ -1,4 +1,4 @@
-"""Sealed frames: only valid ones open; the replay buffer until acknowledgement, and the order of arrivals."""
+"""Sealed frames: only valid ones open; unacknowledged frames until acknowledgement, and the order of arrivals."""
 
 import contextlib
 import itertools
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whale_nebula.errors import DamagedFrameError, LocalProtocolError, RemoteProtocolError
-from whale_nebula.wire.buffers import Arrivals, Packet, Replay, count_held_bytes
+from whale_nebula.wire.buffers import Arrivals, Packet, UnacknowledgedFrames, count_held_bytes
 from whale_nebula.wire.frame import TAG_BYTES, Flag, Header, Kind, encode_sealed_header, pack_header, unpack_header
 from whale_nebula.wire.greeting import Exchange, Sealer
 from whale_nebula.wire.tensor import find_dtype_code
@@ -137,53 +137,53 @@ def make_packet(number: int, size: int = 10) -> Packet:
     return bytes([number]), np.full(size, number, np.uint8)
 
 
-def make_replay(count: int, budget: int = 5000) -> Replay:
-    replay = Replay(budget)
+def make_frames(count: int, budget: int = 5000) -> UnacknowledgedFrames:
+    sent = UnacknowledgedFrames(budget)
     for number in range(1, count + 1):
-        replay.keep(make_packet(number))
-    return replay
+        sent.keep(make_packet(number))
+    return sent
 
 
 def numbers(packets: list[Packet]) -> list[int]:
     return [head[0] for head, _ in packets]
 
 
-def test_replay_keeps_frames_without_copying() -> None:
-    replay = Replay(100)
+def test_unacknowledged_frames_are_kept_without_copying() -> None:
+    sent = UnacknowledgedFrames(100)
     head, chunk = make_packet(1)
-    replay.keep((head, chunk))
-    ((kept_head, kept_chunk),) = replay.list_since(1)
+    sent.keep((head, chunk))
+    ((kept_head, kept_chunk),) = sent.list_since(1)
     assert kept_head is head and kept_chunk is chunk
 
 
-def test_replay_refuses_acknowledgement_of_unsent_frames() -> None:
-    replay = make_replay(3)
+def test_unacknowledged_frames_refuse_acknowledgement_of_unsent_frames() -> None:
+    sent = make_frames(3)
     with pytest.raises(RemoteProtocolError, match="frame 5, but only 3 were sent"):
-        replay.acknowledge(5)
-    assert replay.bytes == 33
+        sent.acknowledge(5)
+    assert sent.bytes == 33
 
 
 @pytest.mark.parametrize("number", [2, 5])
-def test_replay_refuses_to_resend_released_frames(number: int) -> None:
-    replay = make_replay(3)
-    replay.acknowledge(3)
+def test_unacknowledged_frames_refuse_to_resend_released_frames(number: int) -> None:
+    sent = make_frames(3)
+    sent.acknowledge(3)
     with pytest.raises(LocalProtocolError, match="is no longer stored"):
-        replay.list_since(number)
+        sent.list_since(number)
 
 
 @given(st.lists(st.integers(0, 40) | st.none(), max_size=60))
-def test_replay_counts_match_its_frames(moves: list[int | None]) -> None:
+def test_unacknowledged_counts_match_frames(moves: list[int | None]) -> None:
     """None sends a frame, a number acknowledges that many frames."""
-    replay = Replay(100)
+    sent = UnacknowledgedFrames(100)
     for move in moves:
         if move is None:
-            replay.keep(make_packet(replay.next_number % 256, size=replay.next_number % 7))
+            sent.keep(make_packet(sent.next_number % 256, size=sent.next_number % 7))
         else:
-            replay.acknowledge(min(replay.oldest_number + move, replay.next_number))
-        frames = replay.list_since(replay.oldest_number)
-        assert replay.bytes == sum(len(head) + chunk.size for head, chunk in frames)
-        assert numbers(frames) == [n % 256 for n in range(replay.oldest_number, replay.next_number)]
-        assert replay.room == 100 - sum(count_held_bytes(len(head) + chunk.size) for head, chunk in frames)
+            sent.acknowledge(min(sent.oldest_number + move, sent.next_number))
+        frames = sent.list_since(sent.oldest_number)
+        assert sent.bytes == sum(len(head) + chunk.size for head, chunk in frames)
+        assert numbers(frames) == [n % 256 for n in range(sent.oldest_number, sent.next_number)]
+        assert sent.room == 100 - sum(count_held_bytes(len(head) + chunk.size) for head, chunk in frames)
 
 
 def deliver_all(arrivals: Arrivals[int], numbers: list[int]) -> list[int]:

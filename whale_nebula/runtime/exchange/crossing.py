@@ -87,7 +87,6 @@ class Crossings:
     cut: Cut
     routing: Routing
     clusters: Mapping[str, str] = field(default_factory=dict)
-    _routes: dict[tuple[Value, int], Route] = field(default_factory=dict)
 
     @cached_property
     def by_value(self) -> Mapping[Value, Crossing]:
@@ -126,20 +125,23 @@ class Crossings:
         """The crossings of boundaries, with a way."""
         return tuple(each for each in self.by_value.values() if each.boundary is not None)
 
-    def find_route(self, crossing: Crossing, micro_batch: int) -> Route:
-        """The route of a micro-batch."""
-        key = crossing.value, micro_batch
-        if key not in self._routes:
-            self._routes[key] = self._make_route(crossing, micro_batch)
-        return self._routes[key]
+    @cached_property
+    def routes(self) -> Mapping[tuple[Value, int], Route]:
+        """The routes of all crossings, by micro-batch."""
+        found: dict[tuple[Value, int], Route] = {}
+        for value, crossing in self.by_value.items():
+            ends: dict[str, tuple[int, int]] = {}  # the first and the last micro-batch so far of each name
+            for micro_batch in range(self.cut.program.pipeline.micro_batch):
+                route = found[value, micro_batch] = self._make_route(crossing, micro_batch, ends)
+                ends[route.name] = route.first_micro_batch, micro_batch
+        return found
 
-    def _make_route(self, crossing: Crossing, micro_batch: int) -> Route:
-        source_host, *others = self._list_hosts(crossing, micro_batch)
-        moving = not self.routing.replicated.isdisjoint((crossing.source, *crossing.readers))
-        name = f"{source_host}->{','.join(others)}" if moving else ""
-        earlier = [m for m in range(micro_batch) if self._list_hosts(crossing, m) == (source_host, *others) or not name]
-        first, last = (earlier[0], earlier[-1]) if earlier else (micro_batch, None)
+    def _make_route(self, crossing: Crossing, micro_batch: int, earlier: Mapping[str, tuple[int, int]]) -> Route:
         routing = self.routing
+        stages = (crossing.source, *crossing.readers)
+        source_host, *others = dict.fromkeys(routing.host(stage, micro_batch) for stage in stages)
+        name = "" if routing.replicated.isdisjoint(stages) else f"{source_host}->{','.join(others)}"
+        first, last = earlier.get(name, (micro_batch, None))
         seats = {s: (routing.host(s, micro_batch), routing.seat(s, micro_batch)) for s in crossing.readers}
         readers = dict.fromkeys((host for host, _ in seats.values()), 0)
         for stage, (host, _) in seats.items():
@@ -152,7 +154,7 @@ class Crossings:
 
     def list_routes(self, crossing: Crossing) -> tuple[Route, ...]:
         """Every route of a crossing, by its first micro-batch."""
-        every = (self.find_route(crossing, m) for m in range(self.cut.program.pipeline.micro_batch))
+        every = (self.routes[crossing.value, m] for m in range(self.cut.program.pipeline.micro_batch))
         return tuple({(route.source_host, route.name): route for route in every}.values())
 
     def state_key(self, crossing: Crossing, host: str, route: str = "", *, out: bool) -> str:
@@ -178,10 +180,6 @@ class Crossings:
     def find_cluster(self, host: str) -> str:
         """The cluster of a host."""
         return self.clusters.get(host, host)
-
-    def _list_hosts(self, crossing: Crossing, micro_batch: int) -> tuple[str, ...]:
-        stages = (crossing.source, *crossing.readers)
-        return tuple(dict.fromkeys(self.routing.host(stage, micro_batch) for stage in stages))
 
 
 def _name_channel(crossing: Crossing, route: str) -> str:

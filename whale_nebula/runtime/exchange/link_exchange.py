@@ -64,7 +64,7 @@ class LinkExchange:
     def put(self, value: Value, micro_batch: int, tensor: Any, rows: Any = None) -> None:
         """Make a value available to other stages: it is sent once to each host."""
         crossing = self.crossings.by_value[value]
-        route = self.crossings.find_route(crossing, micro_batch)
+        route = self.crossings.routes[value, micro_batch]
         packed = None
         for host in route.readers:
             if host == route.source_host:
@@ -93,7 +93,7 @@ class LinkExchange:
     def get(self, value: Value, micro_batch: int, stage: int) -> Any:
         """Receive a value; the first stage of a host that needs it receives it for all."""
         crossing = self.crossings.by_value[value]
-        route = self.crossings.find_route(crossing, micro_batch)
+        route = self.crossings.routes[value, micro_batch]
         host, seat = route.seats[stage]
         place = host, value, micro_batch
         with self._condition:
@@ -206,8 +206,3 @@ class LinkExchange:
         with self._condition:
             self._failure = self._failure or failure
             self._condition.notify_all()
-
-    @property
-    def unread_count(self) -> int:
-        """The number of values that were never received; 0 after a step."""
-        return len(self._values)

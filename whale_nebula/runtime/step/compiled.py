@@ -20,7 +20,7 @@ from whale_nebula.capture.mirror import Donor, import_nodes, mirror_spec
 from whale_nebula.ir.cut import Boundary, Cut, Fragment, PhasePlan, StagePhase
 from whale_nebula.ir.graph import REPLICA_SUM, Graph, Op
 from whale_nebula.ir.layout import find_local_spec
-from whale_nebula.ir.program import Stage
+from whale_nebula.ir.program import GradientPart, Stage
 from whale_nebula.passes.branches import Aliases
 from whale_nebula.passes.exchange import Bundle, ReplicaMessage, list_bundles, list_replica_messages
 from whale_nebula.passes.facts import ASSIGNS
@@ -218,10 +218,14 @@ class Feed(NamedTuple):
 
 @dataclass(frozen=True)
 class BoundFunction:
-    """A function with the sources of its inputs."""
+    """A function with the sources of its inputs, and the gradients of variables that it computes: their `parts`, each
+    with the number of its request, and those of their values (`summed_only`) that are needed only in sums.
+    """
 
     function: Function
     feeds: tuple[Feed, ...]
+    parts: tuple[tuple[int, GradientPart], ...] = ()
+    summed_only: frozenset[Value] = frozenset()
 
     @property
     def fragment(self) -> Fragment:
@@ -338,10 +342,23 @@ class Compiled:
             return None
         if fragment not in self._bound_functions:
             feeds = tuple(self._find_feed(fragment, value) for value in fragment.feeds)
-            self._bound_functions[fragment] = BoundFunction(
-                self.builder.build(fragment, self._find_handed_over(fragment)), feeds
-            )
+            function, parts = self.builder.build(fragment, self._find_handed_over(fragment)), self._list_parts(fragment)
+            values = frozenset(value for _, part in parts for value in part.values)
+            summed_only = values - self.gradient_shares - self.deferred_inputs
+            self._bound_functions[fragment] = BoundFunction(function, feeds, parts, summed_only)
         return self._bound_functions[fragment]
+
+    def _list_parts(self, fragment: Fragment) -> tuple[tuple[int, GradientPart], ...]:
+        """The gradients of variables that a micro-batch's fragment computes completely."""
+        if fragment.kind not in ("backward", "fused", "weights"):
+            return ()
+        given = frozenset(fragment.fetches)
+        return tuple(
+            (number, part)
+            for number in self.cut.phases[fragment.phase].requests
+            for part in self.cut.program.requests[number].parts
+            if part.stage == fragment.stage and given.issuperset(part.values)
+        )
 
     def _find_handed_over(self, fragment: Fragment) -> frozenset[Value]:
         """The gradients that only one update of this worker reads, if they are large."""

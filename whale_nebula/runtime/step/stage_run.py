@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from whale_nebula.feed.inputs import Batch
 from whale_nebula.ir.cut import PhasePlan
-from whale_nebula.ir.program import GradientPart
 from whale_nebula.passes.exchange import ReplicaMessage
 from whale_nebula.runtime.replicas.bucketed_allreduce import BucketedAllReduce
 from whale_nebula.runtime.step.clock import StageClock
@@ -97,7 +96,7 @@ class StageRun:
             tensors = [self._read_feed(feed, micro_batch) for feed in piece.feeds]
         with self.clock.time_computing(piece.fragment.kind, micro_batch, phase.index):
             results = self._call_piece(phase, piece, micro_batch, tensors)
-            self._add_gradients(phase, piece, results)
+            self._add_gradients(piece, results)
             if self.is_sampled:
                 tf.test.experimental.sync_devices()
         del tensors
@@ -147,15 +146,13 @@ class StageRun:
             local_values[feed] = first
         return first
 
-    def _add_gradients(self, phase: PhasePlan, piece: BoundFunction, results: dict[Value, Any]) -> None:
+    def _add_gradients(self, piece: BoundFunction, results: dict[Value, Any]) -> None:
         """Add gradients of variables to their sums."""
-        parts = self._list_parts(phase, piece)
         done = {each.key for each in self.summed_messages}
-        for request, part in parts:
+        for request, part in piece.parts:
             if self.compiled.cut.program.requests[request].key_of(part) not in done:
                 self.sums.add(request, part, [results[value] for value in part.values])
-        shared = self.compiled.gradient_shares | self.compiled.deferred_inputs
-        for value in {value for _, part in parts for value in part.values} - shared:
+        for value in piece.summed_only:
             results.pop(value, None)
 
     def _pass_on(self, piece: BoundFunction, micro_batch: int, results: dict[Value, Any]) -> None:
@@ -178,14 +175,6 @@ class StageRun:
         """The mask of the rows to send; None for all."""
         leaf = self.compiled.cut.program.leaf_ops.get(mask.op)
         return self.local_values[micro_batch].get(mask) if leaf is None else self.batch.slices[micro_batch][leaf]
-
-    def _list_parts(self, phase: PhasePlan, piece: BoundFunction) -> list[tuple[int, GradientPart]]:
-        if piece.fragment.kind == "forward":
-            return []
-        requests = [self.compiled.cut.program.requests[number] for number in phase.requests]
-        given = frozenset(piece.fetches)
-        own = ((r.index, part) for r in requests for part in r.parts if part.stage == self.stage)
-        return [(request, part) for request, part in own if given.issuperset(part.values)]
 
     def _free_values(self, phase: PhasePlan, micro_batch: int, rest: BoundFunction | None = None) -> None:
         """Drop values that neither the `rest` of a backward nor a later phase needs."""

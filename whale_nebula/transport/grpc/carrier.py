@@ -13,7 +13,7 @@ from whale_nebula.transport.base import CarrierState, Receiver, lost_error
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc.connection import Connection, Lane, describe_error
 from whale_nebula.transport.grpc.listener import FrameHandler, StreamRequest
-from whale_nebula.transport.grpc.options import probe_address
+from whale_nebula.transport.grpc.options import REFUSALS_OF_DEAD_PROCESS, REFUSED_TWICE, probe_address
 from whale_nebula.wire.tensor import Bytes
 
 _LOG = logging.getLogger("whale_nebula.transport")
@@ -176,9 +176,9 @@ class GrpcCarrier(ABC):
         before is dead. A refusal may also come from another process at that address, whose worker is being restarted.
         """
         self._refusals += 1
-        if not self._was_connected or self._refusals < 2:
+        if not self._was_connected or self._refusals < REFUSALS_OF_DEAD_PROCESS:
             return None
-        return lost_error(self.there, f"its address {self.where} refused twice: no process listens on the port")
+        return lost_error(self.there, f"its address {self.where} {REFUSED_TWICE}")
 
 
 _PROMPT_SECONDS = 0.3  # within which a live worker has usually dialled again

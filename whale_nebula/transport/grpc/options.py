@@ -136,6 +136,11 @@ def make_channel_credentials(credentials: Credentials) -> Any:
 Outcome: TypeAlias = Literal["open", "refused", "silent", "unknown"]
 
 
+REFUSALS_OF_DEAD_PROCESS = 2
+"""A process whose port refuses so many connections in a row no longer exists: one that restarts refuses one."""
+REFUSED_TWICE = "refused twice: no process listens on the port"
+
+
 class Probe(NamedTuple):
     """Result of probing an address. `unknown`: its name does not resolve, or it is not routable."""
 

@@ -45,6 +45,11 @@ def test_tuned_choice_model_is_accurate() -> None:
     assert choice_accuracy(model, np.stack([right, right], axis=1)) == 0.5
 
 
+def test_tuning_without_rows_is_refused() -> None:
+    with pytest.raises(OptionError, match="tune_choice got no rows"):
+        tune_choice(choice_model(Bert(SIZES, name="b")), np.zeros((0, 2, LENGTH), np.int32), steps=1)
+
+
 def test_encoded_choices_put_the_right_sentence_first() -> None:
     found = encode_choices(WORDS, ["a b"], ["c"], ["d"], 8)
     assert found.tolist() == [[[2, 5, 6, 3, 7, 3, 0, 0], [2, 5, 6, 3, 8, 3, 0, 0]]]
@@ -85,3 +90,8 @@ class TestCorpus:
             encode_with_pivot(corpus, WORDS, ["de"], "fr", 8)
         with pytest.raises(OptionError, match="has a single language"):
             Corpus.of_folder(tmp_path, ["en"], 1)
+
+    def test_choices_of_a_single_sentence_are_refused(self) -> None:
+        lines = {"en": ["a b"], "de": ["c d"]}
+        with pytest.raises(OptionError, match="1 sentences in 'de' for test, but choices need at least 2"):
+            Corpus(lines, lines, lines).choices("test", "en", "de", 4)
