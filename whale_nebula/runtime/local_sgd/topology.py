@@ -190,6 +190,7 @@ def choose_attendance(local_sgd: LocalSgd, run: Run, names: Sequence[str]) -> At
     reasons = {
         "the run has no checkpoint, from which a returning cluster starts": run.checkpoints is None,
         "none always takes part": not decider,
+        "there are more than two clusters": len(names) > 2,
         f"mode={local_sgd.mode!r} has a server": local_sgd.mode == ASYNC,
         "momenta are exchanged after each step": bool(local_sgd.exchange),
         'sync_every is "auto"': bool(local_sgd.chosen) or local_sgd.open,

@@ -233,3 +233,7 @@ def test_rule_on_absence(
         assert not found.decider and found.why_none.startswith(expected)
     else:
         assert found == expected
+    more = choose_attendance(
+        LocalSgd(every=4), replace(run, attachment=GPU, checkpoints=object()), ("gpu", "npu", "tpu")
+    )
+    assert not more.decider
