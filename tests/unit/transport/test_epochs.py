@@ -165,14 +165,20 @@ def test_worker_that_is_left_out_ends_and_its_successor_arrives(tmp_path: Path, 
     certificates = Certificates(tmp_path / "home")
     certificates.issue(GPU, NPU)
     address, arrived = find_free_address(), list[dict[str, int]]()
-    counts = {"gpu": 1, "npu": 1}
+
+    def make_place(here: str, there: str | None, listen: str | None = None, epoch: int = 0) -> Place:
+        peers = {NPU if here == GPU else GPU: there}
+        return Place(
+            RUN, here, peers, listen, credentials=certificates.of(here), epoch=epoch, absent=(), launched=(here,),
+            anchor=GPU,
+        )  # fmt: skip
 
     def open_npu(epoch: int) -> GrpcLinks:
-        place = Place(RUN, NPU, {GPU: address}, credentials=certificates.of(NPU), epoch=epoch, counts=counts)
-        return GrpcLinks(place, deadlines=_DEADLINES)
+        return GrpcLinks(make_place(NPU, address, epoch=epoch), deadlines=_DEADLINES)
 
-    gpu_place = Place(RUN, GPU, {NPU: None}, address, credentials=certificates.of(GPU), counts=counts)
-    gpu = GrpcLinks(gpu_place, deadlines=_DEADLINES, arrive=lambda error: arrived.append(error.counts))
+    gpu = GrpcLinks(
+        make_place(GPU, None, address), deadlines=_DEADLINES, arrive=lambda error: arrived.append(error.counts)
+    )
     old, link = open_npu(0), gpu.links[NPU]
     begin_session(0, link, old.links[GPU])
     send_tensor(0, link, old.links[GPU])
@@ -187,5 +193,5 @@ def test_worker_that_is_left_out_ends_and_its_successor_arrives(tmp_path: Path, 
             old.links[GPU].receive(make_key(1, 1), TIMEOUT_SECONDS)
     new = new or open_npu(1)
     wait_until(lambda: arrived)
-    assert arrived[0] == {"npu": 1}
+    assert arrived[0] == {NPU: 1}
     close_all(gpu, old, new)
