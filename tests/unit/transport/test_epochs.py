@@ -22,12 +22,14 @@ from tests.unit.transport.link_pairs import (
     wait_for_threads,
 )
 from whale_nebula.errors import (
+    DeadlineError,
     EpochOverError,
     LinkClosedError,
     PeerRestartedError,
     RemoteFailureError,
     StaleWorkerError,
 )
+from whale_nebula.runtime.session.session import Session
 from whale_nebula.transport.deadlines import Deadlines, Wait
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
 from whale_nebula.transport.peer import PeerLink
@@ -195,3 +197,27 @@ def test_worker_that_is_left_out_ends_and_its_successor_arrives(tmp_path: Path, 
     wait_until(lambda: arrived)
     assert arrived[0] == {NPU: 1}
     close_all(gpu, old, new)
+
+
+def test_worker_whose_patience_ended_is_not_missing(tmp_path: Path) -> None:
+    """Only npu/0 has never connected: npu/1 waited for it, and ended before gpu/0 does."""
+    other, address = "npu/1", find_free_address()
+    everyone = (GPU, NPU, other)
+    certificates = Certificates(tmp_path / "home")
+    certificates.issue(GPU, other)
+
+    def open_session(here: str, peers: dict[str, str | None], listen: str | None = None) -> Session:
+        credentials = certificates.of(here)
+        links = GrpcLinks(
+            Place(RUN, here, peers, listen, credentials=credentials, all_workers=everyone), deadlines=_DEADLINES
+        )
+        return Session(here, dict(links.links), TIMEOUT_SECONDS, leave=links.close)
+
+    gpu, npu = open_session(GPU, {NPU: None, other: None}, address), open_session(other, {GPU: address})
+    wait_until(lambda: gpu.links[other].state().connected)
+    npu.fail(DeadlineError("worker 'npu/0' did not connect within 30 s"))
+    npu.close()
+    with pytest.raises(RemoteFailureError, match="did not connect"):
+        gpu.links[other].receive(make_key(1, 1, other, GPU), TIMEOUT_SECONDS)
+    assert gpu.find_missing_peers() == (NPU,)
+    gpu.close()

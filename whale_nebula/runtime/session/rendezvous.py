@@ -118,6 +118,7 @@ def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledg
         raise WorkerExit(error.what) from None
     except DeadlineError as error:
         error.missed = session.find_missing_peers()
+        session.fail(error)  # others, whose patience ends later, see that this worker is not missing
         raise
     if attachment.heartbeat_sender is not None:
         attachment.heartbeat_sender.send(epoch=session.epoch)
