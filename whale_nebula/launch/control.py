@@ -11,7 +11,7 @@ import json
 import os
 import socketserver
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -133,17 +133,25 @@ def parse_notice(text: str) -> dict[str, int]:
     """
     if text == PREEMPT:
         return {}
-    pairs = [word.partition("=") for word in text.split()]
-    if not all(count.isdecimal() for _, _, count in pairs):
-        raise OptionError(
-            f"{text!r} is not a valid notice", why="it asks all workers to leave, or for numbers of workers by cluster",
+    words = (word.partition("=") for word in text.split())
+    return _parse_pairs(
+        [(cluster, count) for cluster, _, count in words],
+        OptionError(
+            f"{text!r} is not a valid notice",
+            why="it asks all workers to leave, or for numbers of workers by cluster",
             mend="write preempt, or npu=1",
-        )  # fmt: skip
-    return {cluster: int(count) for cluster, _, count in pairs}
+        ),
+    )
 
 
 def parse_counts(texts: Mapping[str, str]) -> dict[str, int]:
     """The numbers of workers in a request: `npu=1&gpu=2`."""
-    if not texts or not all(count.isdecimal() for count in texts.values()):
-        raise OptionError("resize needs clusters and their numbers of workers", mend="POST /resize?npu=1")
-    return {cluster: int(count) for cluster, count in texts.items()}
+    error = OptionError("resize needs clusters and their numbers of workers", mend="POST /resize?npu=1")
+    return _parse_pairs(list(texts.items()), error)
+
+
+def _parse_pairs(pairs: Sequence[tuple[str, str]], error: OptionError) -> dict[str, int]:
+    """The numbers of workers by cluster, of which there is at least one; raises the error otherwise."""
+    if not pairs or not all(count.isdecimal() for _, count in pairs):
+        raise error
+    return {cluster: int(count) for cluster, count in pairs}

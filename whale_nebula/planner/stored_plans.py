@@ -121,16 +121,22 @@ def find_stored_plan(problem: Problem) -> tuple[tuple[Candidate, ...], str]:
     not searched, or if what is stored is no plan of it.
     """
     found = read_plans().get(find_digest(problem))
+    candidates = () if found is None else restore_candidates(problem, found)
+    return candidates, found.date if found is not None and candidates else ""
+
+
+def restore_candidates(problem: Problem, stored: StoredPlan) -> tuple[Candidate, ...]:
+    """The candidates of a problem's stored plan; none if what is stored is no plan of it."""
     candidates = list[Candidate]()
-    for shape in () if found is None else found.shapes:
+    for shape in stored.shapes:
         try:
             each = score(problem, shape) if problem.admits(shape) else None
         except _READ_ERRORS:  # a file that someone has changed
             each = None
         if not isinstance(each, Candidate):
-            return (), ""
+            return ()
         candidates.append(each)
-    return tuple(candidates), "" if found is None or not candidates else found.date
+    return tuple(candidates)
 
 
 def search_in_advance(lines: Iterable[str]) -> None:

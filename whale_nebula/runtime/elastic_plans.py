@@ -27,7 +27,13 @@ from whale_nebula.planner.resizes import (
     drop_collectives,
     list_next_resizes,
 )
-from whale_nebula.planner.stored_plans import find_digest, find_stored_plan, format_problem, read_plans
+from whale_nebula.planner.stored_plans import (
+    find_digest,
+    format_problem,
+    list_unknown,
+    read_plans,
+    restore_candidates,
+)
 from whale_nebula.report.records import duration
 from whale_nebula.runtime.clusters import complete, config_of
 from whale_nebula.runtime.run import Run, assign_absent
@@ -144,8 +150,8 @@ class AdvanceSearch:
         self.end()
         factors = decision.slowness if slowness is None else slowness
         decision = replace(decision, resizes=_refresh_resizes(decision, factors, self.run))
-        self.decision, known = decision, read_plans()
-        problems = [own for _, own in decision.list_resize_problems() if find_digest(own) not in known]
+        self.decision = decision
+        problems = list_unknown([own for _, own in decision.list_resize_problems()])
         if not problems:
             self._report(decision)
             return
@@ -183,8 +189,7 @@ class AdvanceSearch:
             if stored is None or problem.options != decision.problem.options or resize.text in self.reported:
                 continue
             self.reported.add(resize.text)
-            candidates, _ = find_stored_plan(problem)
-            if candidates:
+            if candidates := restore_candidates(problem, stored):
                 shape, seconds = describe_shape(problem, candidates[0].shape), duration(candidates[0].seconds)
                 _LOG.info("%s %s is planned in advance: %s, predicted %s", self.name, resize.text, shape, seconds)
             elif resize.count < resize.before:

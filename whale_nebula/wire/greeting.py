@@ -145,7 +145,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "epoch": is_count,
     "in_session": lambda value: isinstance(value, bool),
     "absent": lambda value: value is None or _is_list_of_texts(value),
-    "launched": lambda value: _is_list_of_texts(value),
+    "launched": _is_list_of_texts,
 }
 
 

@@ -452,11 +452,9 @@ def train_delta_codec(*clusters: str) -> None:
     model = build_two_stages(clusters, 96, ids=True, int4=True, delta="x/ids")
     x, y = draw_rows(10)
     orders, losses, sent_bytes = np.random.default_rng(1), [], []
-    for _ in range(3):
-        order = orders.permutation(10)
-        for batch in (order[:4], order[4:8], order[8:]):
-            losses.append(float(model.train_on_batch({"x": x[batch], "ids": batch}, y[batch])).hex())
-            sent_bytes.append(count_sent_bytes())
+    for batch in [rows for _ in range(3) for rows in np.split(orders.permutation(10), [4, 8])]:
+        losses.append(float(model.train_on_batch({"x": x[batch], "ids": batch}, y[batch])).hex())
+        sent_bytes.append(count_sent_bytes())
     report_value("losses", losses)
     report_value("sent", sent_bytes)
     session = getattr(current_run().ledger, "session", None)

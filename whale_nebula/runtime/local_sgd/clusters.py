@@ -43,7 +43,6 @@ from whale_nebula.runtime.local_sgd.topology import (
     Ends,
     FlatVariables,
     Participants,
-    choose_attendance,
     find_participants,
     find_seeds,
     find_weights,
@@ -101,9 +100,9 @@ class OpenRounds:
             self.absent.update(fresh)
             continue_without(self.run, fresh)
 
-    def _apply_attendance(self, local_sgd: LocalSgd, participants: Participants) -> None:
+    def _apply_attendance(self, participants: Participants) -> None:
         """Apply the rule on absence for these participants, some of which may be absent from the start."""
-        self.attendance = choose_attendance(local_sgd, self.run, participants.names)
+        self.attendance = participants.attendance
         if self.attendance.decider:
             self.absent.update(name for name in participants.names if name not in participants.workers)
             absences = self.run.ledger.session.absences
@@ -145,7 +144,7 @@ class OpenRounds:
                 each.close()
         if key not in self._rounds_by_weights:
             self._options[key], self.names = options, participants.names
-            self._apply_attendance(local_sgd, participants)
+            self._apply_attendance(participants)
             self._check(key, weights, local_sgd)
             fresh = {path: variable for path, variable in variables.items() if id(variable) not in self._variables}
             self._variables.update({id(variable): variable for variable in fresh.values()})
@@ -375,7 +374,7 @@ class ClusterCopy:
         """A note if a cluster cannot miss meetings, and one if workers of a cluster exchange momenta without
         collectives.
         """
-        rule = choose_attendance(self.local_sgd, self.run, self.participants.names)
+        rule = self.participants.attendance
         if rule.why_none:
             return (f"no cluster may miss a meeting, although elastic has min: 0: {rule.why_none}",)
         if rule.restarts_together:
@@ -465,11 +464,7 @@ class ClusterCopy:
                 interval_reason=self.local_sgd.chosen,
             )
         own, session = self.participants.find_own(run), run.ledger.session
-        by_decider = bool(choose_attendance(self.local_sgd, run, self.participants.names).decider)
-        by_decider = by_decider and len(self.participants.names) > 2  # otherwise all is sent directly
-        leaving = LeaveAgreement(
-            opened.leave_requests, run.programs, self.local_sgd.every, self.local_sgd.staleness + by_decider
-        )
+        leaving = LeaveAgreement(opened.leave_requests, run.programs, self.local_sgd.every, self.local_sgd.staleness)
         return OwnClusterRunner(
             inner,
             program.leaves,
@@ -496,8 +491,7 @@ def make_cluster_copy(
     if captured.program.requests and len(found.participants.names) == 1:
         _warn_alone(local_sgd, found.participants.names[0])
     if captured.program.requests and not run.alone:
-        may_miss = choose_attendance(local_sgd, run, found.participants.names).may_miss
-        lines = _list_settings(local_sgd, captured, models, found.participants, may_miss)
+        lines = _list_settings(local_sgd, captured, models, found.participants)
         session = run.ledger.session
         try:
             session.agree(name, digest_lines(lines), lines, describe_first_difference)
@@ -527,11 +521,11 @@ def _list_settings(
     captured: Captured,
     models: Sequence[Any],
     participants: Participants,
-    may_miss: Collection[str],
 ) -> tuple[str, ...]:
     """The settings that must be the same in all clusters: mode, speeds and weights."""
     weights = find_weights(captured.program, captured.variables, models)
     speeds = (f"cluster {name} of speed {speed:g}" for name, speed in participants.speeds.items())
     held = (f"weight {path} {variable.dtype.name}{list(variable.shape)}" for path, variable in weights.items())
+    may_miss = participants.attendance.may_miss
     missing = (f"cluster {name} may miss meetings" for name in participants.names if name in may_miss)
     return (f"apart {local_sgd}", *speeds, *missing, *held)

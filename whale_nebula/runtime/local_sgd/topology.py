@@ -203,10 +203,12 @@ def choose_attendance(local_sgd: LocalSgd, run: Run, names: Sequence[str]) -> At
 class Participants(NamedTuple):
     """Clusters by name with their speeds; in several processes also their workers, unless a cluster is absent. If
     workers of one cluster exchange momenta, each is a separate participant, like a cluster with one worker.
+    `attendance` is the rule on absence.
     """
 
     speeds: Mapping[str, float]
     workers: Mapping[str, tuple[str, ...]]
+    attendance: Attendance = Attendance()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -246,8 +248,8 @@ def find_participants(local_sgd: LocalSgd, run: Run) -> Participants:
         )
     speeds = {name: _sum_speeds(run, name) for name in names}
     workers = {name: tuple(worker for worker, cluster in run.workers.items() if cluster == name) for name in names}
-    may_miss = choose_attendance(local_sgd, run, names).may_miss
-    workers = {name: found for name, found in workers.items() if found or name not in may_miss}
+    attendance = choose_attendance(local_sgd, run, names)
+    workers = {name: found for name, found in workers.items() if found or name not in attendance.may_miss}
     absent = next((name for name, found in workers.items() if not run.alone and not found), None)
     if absent is not None:
         raise ConfigError(
@@ -256,7 +258,7 @@ def find_participants(local_sgd: LocalSgd, run: Run) -> Participants:
             why=f"the clusters of this run are {', '.join(dict.fromkeys(run.workers.values()))}",
             mend=f"start a worker of {absent!r}, or remove it from nb.cluster(...)",
         )
-    return _find_copies(local_sgd, run, names[0]) if local_sgd.copies > 1 else Participants(speeds, workers)
+    return _find_copies(local_sgd, run, names[0]) if local_sgd.copies > 1 else Participants(speeds, workers, attendance)
 
 
 def _find_copies(local_sgd: LocalSgd, run: Run, cluster: str) -> Participants:
