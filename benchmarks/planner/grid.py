@@ -60,7 +60,10 @@ def compare(row: dict[str, Any], steps: int) -> dict[str, Any]:
     """
     most = WITHIN * min(row["predicted"].values())
     plans = [plan for plan, seconds in row["predicted"].items() if seconds <= most]
-    seconds = {plan: measure(Run(row["model"], plan, row["rate"]), steps)["measured"] for plan in plans}
+    seconds = {}
+    for plan in sorted(plans, key=lambda plan: row["predicted"][plan]):
+        seconds[plan] = measure(Run(row["model"], plan, row["rate"]), steps)["measured"]
+        print("   ", plan, f"predicted {row['predicted'][plan]:.3f}, measured {seconds[plan]:.3f}", flush=True)
     best = min((plan for plan in plans if plan != "planner"), key=lambda plan: seconds[plan], default="planner")
     ratio = 1.0 if best in row["same"] else seconds["planner"] / seconds[best]
     return {**row, "best": best, "ratio": ratio, "seconds": seconds}
@@ -105,10 +108,10 @@ def main() -> None:
                 print(
                     *key, row["chosen"], f"predicted {row['predicted_ratio']:.3f}", rows[key].get("ratio"), flush=True
                 )
-    if not a.quick:
-        found = list(rows.values())
-        table = list_rows([row for row in found if "predicted" in row])
-        write(__file__, {"machine": describe_machine(), "steps": a.steps, "rows": found}, table, "grid")
+                if not a.quick:
+                    found = list(rows.values())
+                    table = list_rows([row for row in found if "predicted" in row])
+                    write(__file__, {"machine": describe_machine(), "steps": a.steps, "rows": found}, table, "grid")
 
 
 if __name__ == "__main__":

@@ -157,7 +157,7 @@ def test_memory_requested_by_the_error_is_enough() -> None:
 
     with pytest.raises(nb.errors.PlanError, match=r"the batch is not divided: .*BatchNormalization") as caught:
         plan("1KiB")
-    (needed,) = re.findall(r"mend: ([\d.]+) MiB of memory for each worker of \w+; or a smaller", str(caught.value))
+    (needed,) = re.findall(r"mend: memory of ([\d.]+) MiB for each worker of \w+; or a smaller", str(caught.value))
     assert len(plan(f"{needed}MiB").stages) > 1
 
 

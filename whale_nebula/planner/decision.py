@@ -19,10 +19,10 @@ from whale_nebula.planner.cluster_costs import Grounds
 from whale_nebula.planner.explanation import (
     describe_need,
     describe_parts,
+    describe_sufficient_memory,
     draw_rates,
     explain,
     list_codecs,
-    round_size,
     short_names,
     stage_names,
 )
@@ -249,7 +249,7 @@ def _describe_ways_out(problem: Problem, excess: Excess, whole: bool) -> str:
         ("recompute=True", replace(problem, options=replace(options, recompute=True))),
         ("more micro-batches", problem if whole else replace(problem, options=replace(options, micro_batch=None))),
     ]
-    ways = [f"{round_size(excess.needed, math.ceil)} of memory for each worker of {excess.cluster}"]
+    ways = [describe_sufficient_memory(excess)]
     ways += [way for way, changed in found if changed != problem and search(changed, 1, relaxed=False).candidates]
     chain, own = problem.chain, range(excess.begin, excess.end)
     held = chain.resident + chain.gradients

@@ -284,6 +284,13 @@ def describe_need(excess: Excess | None, problem: Problem) -> tuple[str, str]:
     return what, f"in the best plan found, {need} this much"
 
 
+def describe_sufficient_memory(excess: Excess) -> str:
+    """The memory with which a plan fits, as a part of a sentence."""
+    return "memory of " + " and ".join(
+        f"{round_size(need, math.ceil)} for each worker of {name}" for name, need in excess.sufficient.items()
+    )
+
+
 def round_size(count: float, to_integer: Callable[[float], int]) -> str:
     """Bytes in a readable unit, rounded up or down to a tenth of it.
 

@@ -373,10 +373,13 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Excess:
-    """Why a shape does not fit: the stage, the memory that its worker needs, and the memory that it has."""
+    """Why a shape does not fit: the stage, the memory that its worker needs, and the memory that it has. If it is the
+    result of a search, `sufficient` is the memory of each worker, by cluster, with which a plan is found.
+    """
 
     cluster: str
     needed: float
     allowed: float
     begin: int
     end: int
+    sufficient: Mapping[str, float] = field(default_factory=dict)

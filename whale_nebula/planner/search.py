@@ -44,8 +44,10 @@ BY_FORMULA, BY_SIMULATOR = 12, 4
 """The number of best candidates that are improved by local search, with the formula and with the simulator, since the
 formula misjudges some if memory is short.
 """
-SHARES = (0.75, 0.5, 0.25)
-"""The shares of memory that are tried if a cluster has several stages apart from each other, and no plan fits."""
+SHARES = (1.3, 0.75, 0.5, 0.25)
+"""The shares of memory that are tried for the formula if no plan fits by it: it counts up to a fifth too much, and too
+little where a cluster has several stages apart from each other.
+"""
 HOPELESS = 1.5
 """The ratio to the best known step from which on a number of micro-batches, or of those in flight, is skipped, by a
 lower bound.
@@ -71,10 +73,10 @@ def search(problem: Problem, max_candidates: int = 8, *, relaxed: bool = True) -
     orders = list_orders(problem)
     found = _Ranking(problem).rank([ungroup_parts(shape, cuts) for shape in _propose(coarse, orders)], max_candidates)
     for share in SHARES if not found.candidates else ():
-        narrow = _narrow(coarse, orders, share)
-        if narrow != coarse and not found.candidates:
+        changed = _misjudge_memory(coarse, orders, share)
+        if changed != coarse and not found.candidates:
             found = _Ranking(problem).rank(
-                [ungroup_parts(shape, cuts) for shape in _propose(narrow, orders)], max_candidates
+                [ungroup_parts(shape, cuts) for shape in _propose(changed, orders)], max_candidates
             )
     return found if found.candidates or not relaxed else replace(found, excess=_find_excess(problem))
 
@@ -90,34 +92,54 @@ def _propose(problem: Problem, orders: Sequence[Order]) -> Sequence[Shape]:
     return list(dict.fromkeys([*best.shapes(), *few]))
 
 
-def _narrow(problem: Problem, orders: Sequence[Order], share: float) -> Problem:
-    """The problem with a share of the memory of clusters to which the chain comes back: the formula counts the memory
-    of each stage alone, and there a worker may run two of them.
+def _misjudge_memory(problem: Problem, orders: Sequence[Order], share: float) -> Problem:
+    """The problem with a share of the memory, for the formula: more for all clusters, or less for those to which the
+    chain comes back, where a worker may run two stages, as the formula counts each stage alone.
     """
     again = {cluster for order in orders for cluster in order if order.count(cluster) > 1}
     clusters = [
-        replace(each, memory=each.memory * share) if number in again else each
+        replace(each, memory=each.memory * share) if share > 1.0 or number in again else each
         for number, each in enumerate(problem.clusters)
     ]
-    return replace(problem, clusters=tuple(clusters)) if again else problem
+    return replace(problem, clusters=tuple(clusters))
 
 
 def _find_excess(problem: Problem) -> Excess | None:
-    """If no plan fits into memory: the excess of the plan that needs about the least additional memory."""
-    low, high, closest = 1.0, 2.0, None
+    """If no plan fits into memory: the excess of the plan that needs about the least additional memory, and memory for
+    each cluster with which the search finds a plan.
+    """
+    low, high, closest, enough = 1.0, 2.0, None, problem
     while high < 2.0**20 and (closest is None or high - low > 0.1 * low):
-        clusters = tuple(replace(cluster, memory=cluster.memory * high) for cluster in problem.clusters)
-        found = search(replace(problem, clusters=clusters), 1, relaxed=False).candidates
+        more = _add_memory(problem, [high * cluster.memory for cluster in problem.clusters])
+        found = search(more, 1, relaxed=False).candidates
         if found:
-            closest, high = found[0], (low + high) / 2
+            closest, enough, high = found[0], more, (low + high) / 2
         else:
             low, high = high, 2 * high if closest is None else high + (high - low) / 2
     if closest is None:
         return None
-    needs = zip(closest.parts, closest.memory, strict=True)
-    part, needed = max(needs, key=lambda each: each[1] / problem.clusters[each[0].cluster].memory)
+    part, needed = max(
+        zip(closest.parts, closest.memory, strict=True),
+        key=lambda each: each[1] / problem.clusters[each[0].cluster].memory,
+    )
+    exact = [0.0] * len(problem.clusters)
+    for own, need in zip(closest.parts, closest.memory, strict=True):
+        exact[own.cluster] = max(exact[own.cluster], need)
+    binding = [need * (number == part.cluster) for number, need in enumerate(exact)]
+    for memory in (binding, exact, [1.1 * need for need in exact]):
+        if search(less := _add_memory(problem, memory), 1, relaxed=False).candidates:
+            enough = less
+            break
+    pairs = zip(enough.clusters, problem.clusters, strict=True)
+    sufficient = {more.name: more.memory for more, own in pairs if more.memory > own.memory}
     cluster = problem.clusters[part.cluster]
-    return Excess(cluster.name, needed, cluster.memory, part.begin, part.end)
+    return Excess(cluster.name, needed, cluster.memory, part.begin, part.end, sufficient)
+
+
+def _add_memory(problem: Problem, memory: Sequence[float]) -> Problem:
+    """The problem with at least this memory for a worker of each cluster."""
+    pairs = zip(problem.clusters, memory, strict=True)
+    return replace(problem, clusters=tuple(replace(own, memory=max(own.memory, more)) for own, more in pairs))
 
 
 def _list_recompute_options(problem: Problem) -> Sequence[bool]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from whale_nebula.hardware.measurements import read_slowness
 from whale_nebula.launch.placement import is_local
 from whale_nebula.planner.cluster_costs import find_slowest, lacks_speed
 from whale_nebula.planner.decision import Decision, slow_down
-from whale_nebula.planner.explanation import describe_need, describe_shape, round_size
+from whale_nebula.planner.explanation import describe_need, describe_shape, describe_sufficient_memory
 from whale_nebula.planner.problem import Problem
 from whale_nebula.planner.resizes import (
     PlannedResize,
@@ -196,8 +195,7 @@ class AdvanceSearch:
                 what, why = describe_need(stored.excess, problem)
                 ways = [f"elastic: {{{resize.cluster}: {{min: {resize.count + 1}}}}}"]
                 if stored.excess is not None:
-                    needed = round_size(stored.excess.needed, math.ceil)
-                    ways.append(f"{needed} of memory for each worker of {stored.excess.cluster}")
+                    ways.append(describe_sufficient_memory(stored.excess))
                 why = f"elastic: allows so few, and the run would end there; {why}"
                 site, key = script_site(), (self.name, resize.text)
                 warn_once(site, f"{self.name} {resize.text}: {what}", why=why, mend="; or ".join(ways), key=key)

@@ -140,14 +140,16 @@ def test_excess_error_names_layers_and_tried_fixes() -> None:
     what, why, mend = describe_excess(found.excess, problem)
     assert what == "no plan fits: 48.0 MiB on a worker of npu, but 30.0 MiB is the limit"
     assert "the layer 'embedding' needs" in why
-    assert mend == "48.0 MiB of memory for each worker of npu; or a smaller batch"
+    assert mend == "memory of 48.0 MiB for each worker of npu; or a smaller batch"
     small_problem = make_problem(1e6, 18 * MIB, Options(4, recompute=False))
-    _, _, mend = describe_excess(Excess("npu", 20 * MIB, 18 * MIB, 0, 3), small_problem)
+    excess = Excess("npu", 20 * MIB, 18 * MIB, 0, 3, {"npu": 20 * MIB, "gpu": 19 * MIB})
+    _, _, mend = describe_excess(excess, small_problem)
     tried = "one more worker in npu; recompute=True; more micro-batches"
-    _, _, whole = describe_excess(Excess("npu", 20 * MIB, 18 * MIB, 0, 3), small_problem, whole=True)
+    _, _, whole = describe_excess(excess, small_problem, whole=True)
     assert "micro-batches" not in whole
     split = "nb.split(2) around 'embedding', so that 2 workers hold a piece each"
-    assert mend == f"20.0 MiB of memory for each worker of npu; {tried}; {split}; or a smaller batch"
+    memory = "memory of 20.0 MiB for each worker of npu and 19.0 MiB for each worker of gpu"
+    assert mend == f"{memory}; {tried}; {split}; or a smaller batch"
 
 
 def test_excess_error_names_the_scope_of_a_written_stage() -> None:
@@ -158,8 +160,8 @@ def test_excess_error_names_the_scope_of_a_written_stage() -> None:
 
 
 def test_excess_error_rounds_the_needed_memory_up() -> None:
-    what, _, mend = describe_excess(Excess("gpu", 3.04 * MIB, 3 * MIB, 1, 5), make_problem())
+    what, _, mend = describe_excess(Excess("gpu", 3.04 * MIB, 3 * MIB, 1, 5, {"gpu": 3.04 * MIB}), make_problem())
     assert what == "no plan fits: 3.1 MiB on a worker of gpu, but 3.0 MiB is the limit"
-    assert mend.startswith("3.1 MiB of memory")
+    assert mend.startswith("memory of 3.1 MiB for")
     what, _, _ = describe_excess(Excess("gpu", 3.09 * MIB, 3.06 * MIB, 1, 5), make_problem())
     assert what == "no plan fits: 3.1 MiB on a worker of gpu, but 3.0 MiB is the limit"

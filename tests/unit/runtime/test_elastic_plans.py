@@ -85,7 +85,7 @@ def test_plans_are_searched_beside_the_training() -> None:
     what = "model.train_step without npu: no plan fits: 98.0 MiB on a worker of gpu, but 20.0 MiB is the limit"
     with pytest.warns(NebulaWarning, match=re.escape(what)) as caught:
         search.poll()
-    assert "elastic: {npu: {min: 1}}; or 98.0 MiB of memory for each worker of gpu" in str(caught[0].message)
+    assert "elastic: {npu: {min: 1}}; or memory of 98.0 MiB for each worker of gpu" in str(caught[0].message)
     assert find_stored_plan(resizes[0].problem)[0] and not find_stored_plan(fewer)[0]
     search.begin(decide(problem, resizes=tuple(resizes)))
     assert search.process is None  # everything is stored
