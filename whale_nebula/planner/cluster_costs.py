@@ -38,11 +38,10 @@ MEMORY_RATE = 2e10
 """The default memory bandwidth of a device in bytes per second."""
 EMPTY_CALL = 2.5e-5
 """The default seconds of calling an empty function."""
-STAGE_CALL, MESSAGE, CROSSING, STEP, VARIABLE = 40.0, 25.0, 8e-5, 150.0, 4.0
+STAGE_CALL, MESSAGE, CROSSING, STEP = 40.0, 25.0, 8e-5, 150.0
 """The overhead of a processor's core in addition to the functions of stages, in multiples of an empty call: for each
 call of a function, to collect its inputs and outputs; for each tensor that is sent or received, and for each of its
-bytes, to copy, seal, write or read it; for each step, to announce it and to assemble its results; and for each variable
-that is updated.
+bytes, to copy, seal, write or read it; and for each step, to announce it and to assemble its results.
 """
 
 
@@ -92,7 +91,7 @@ def _find_costs(
     later, whole = at @ layers.seconds(layers.backward, pace, deferrable_only=True), at @ backward
     share_later = np.divide(later, whole, where=whole > 0, out=np.zeros_like(later))
     update, adding = np.array(layers.update) * (3.0 / rate), 3.0 / rate
-    call, crossing, message, step, fused, staging = slowest.call_seconds or CALL, 0.0, 0.0, 0.0, 1.0, 0.0
+    call, crossing, message, step, fused = slowest.call_seconds or CALL, 0.0, 0.0, 0.0, 1.0
     if measured is not None:
         adding = adding if math.isnan(measured.adding) else measured.adding
         empty = EMPTY_CALL if math.isnan(measured.call) else measured.call
@@ -103,13 +102,10 @@ def _find_costs(
         forward = _complete(measured.forward, forward, layers.rows)
         backward = _complete(measured.backward, backward, layers.rows)
         update = _complete(measured.update, np.stack([update, 0.0 * update]), 1)[0]
-        written = VARIABLE * empty * np.array([len(each) for each in layers.variables]) * (update > 0.0)
-        update += written
-        staging = fused * call + float(written.sum())
     return ClusterCosts(
         cluster.name, max(1, len(devices)), forward, backward, update, call,
         float(min(memory, options.memory)), Line.from_link(cluster.ring), adding, fused, crossing, message, step,
-        backward * share_later, staging,
+        backward * share_later,
     )  # fmt: skip
 
 
@@ -358,7 +354,7 @@ class _SubgraphBuilder:
     @cached_property
     def gradient_dependents(self) -> set[int]:
         """The ops that depend on gradients."""
-        return self.program.graph.descend(self.program.holders)
+        return self.program.graph.descend(self.program.holders, control=True)
 
     @cached_property
     def gradients(self) -> frozenset[Value]:

@@ -85,11 +85,11 @@ class Decision:
         return max(chosen.seconds, (sum(chosen.compute) * chosen.shape.micro_batches + update) * self.emulated)
 
     def predict_traced_step(self, candidate: Candidate) -> float:
-        """Predicted seconds of an uncut step that runs as it was traced: without the calls of stages, and without the
+        """Predicted seconds of an uncut step that runs as it was traced: without the call of a stage, and without the
         work of a run of several processes.
         """
         own = self.problem.clusters[candidate.parts[0].cluster]
-        return candidate.seconds - own.staging - own.step
+        return candidate.seconds - own.fused_ratio * own.call - own.step
 
     @property
     def uncut(self) -> bool:
@@ -307,7 +307,7 @@ def slow_down(problem: Problem, slowness: Mapping[int, float]) -> Problem:
         cluster = clusters[number]
         clusters[number] = replace(
             cluster, forward=cluster.forward * times, backward=cluster.backward * times, update=cluster.update * times,
-            call=cluster.call * times, staging=cluster.staging * times,
+            call=cluster.call * times,
             deferred_backward=None if cluster.deferred_backward is None else cluster.deferred_backward * times,
         )  # fmt: skip
     return replace(problem, clusters=tuple(clusters))

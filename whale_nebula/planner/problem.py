@@ -33,7 +33,7 @@ class ClusterCosts:
     are one function they take `fused_ratio` times as long as separately. At either end a tensor that crosses takes
     `message` seconds of computing, and each of its bytes `crossing`; a step takes `step` seconds in addition.
     `inner_line` is the link between the cluster's workers. `deferred_backward` is the part of `backward` for gradients
-    of weights alone. A step that runs as it was traced takes `staging` and `step` seconds less than one of one stage.
+    of weights alone.
     """
 
     name: str
@@ -50,7 +50,6 @@ class ClusterCosts:
     message: float = 0.0
     step: float = 0.0
     deferred_backward: Array | None = None
-    staging: float = 0.0
 
 
 class Way(NamedTuple):

@@ -19,7 +19,8 @@ from tests.parity_harness import data
 from tests.unit.planner.problems import draw_problem
 from whale_nebula.codec.packing import PREFIX
 from whale_nebula.hardware.measurements import BlockTime, blocks_path, read_blocks, save_blocks
-from whale_nebula.planner.cluster_costs import Tensor, code_crossings
+from whale_nebula.passes.facts import ASSIGNS
+from whale_nebula.planner.cluster_costs import WHOLE, Tensor, code_crossings
 from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.decision import Decision
 from whale_nebula.planner.problem import Candidate, Chain, ClusterCosts, Options, Part, PinnedBlock, Problem, Shape
@@ -214,6 +215,24 @@ def test_equal_blocks_are_measured_once_and_read_from_the_cache(monkeypatch: pyt
     one, four = again.problem.clusters
     assert np.array_equal(one.backward, cluster.backward)
     assert one.crossing == pytest.approx(4 * four.crossing) and one.message == pytest.approx(4 * four.message) != 0.0
+
+
+def test_measured_updates_write_all_variables_and_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adam writes a variable by what it reads from slots that it has just written."""
+    seen, list_all = [], block_costs.list_subgraphs
+    monkeypatch.setattr(block_costs, "list_subgraphs", lambda *given: seen.append(given) or list_all(*given))
+    decide(*make_equal_layers())
+    program, ops = seen[0]
+    found = {each.block: set(each.fragment.ops) for each in list_all(program, ops) if each.kind == "update"}
+    written = {
+        op.index: program.variable_ops[op.inputs[0].op].path
+        for op in program.graph.ops
+        if op.type in ASSIGNS and not program.variable_ops[op.inputs[0].op].spec.scalar
+    }
+    assert len(written) == 3 * 2 * (3 + 1), "a kernel, a bias and two slots of each, in four layers"
+    assert found.pop(WHOLE) >= written.keys()
+    for index, path in written.items():
+        assert sum(index in own for own in found.values()) == 1, path
 
 
 def test_block_times_of_another_machine_are_ignored() -> None:

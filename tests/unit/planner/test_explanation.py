@@ -94,7 +94,7 @@ def test_explanation_has_a_paragraph_a_table_and_alternatives(request: pytest.Fi
 
 def test_step_that_runs_as_traced_has_no_calls_of_stages() -> None:
     call, step = 5e-4, 3e-3  # the call is that of the problem's clusters
-    clusters = tuple(replace(each, staging=call, step=step) for each in make_problem().clusters)
+    clusters = tuple(replace(each, step=step) for each in make_problem().clusters)
     problem = replace(make_problem(), clusters=clusters)
     here, apart = (decide(problem, (ONE,), emulated=emulated) for emulated in (True, False))
     assert apart.seconds_here == apart.chosen.seconds == here.chosen.seconds
