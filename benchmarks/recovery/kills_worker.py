@@ -12,15 +12,15 @@ from process_start import find_start
 import whale_nebula as nb
 
 STARTED, IMPORTED = find_start(), time.time()
-STEPS = 40
+STEPS, SETTLED = 40, 10
 
 
 class EventCallback(keras.callbacks.Callback):
     """Callback that prints when each step ends, and when the first one was requested."""
 
-    def __init__(self, dies: int) -> None:
+    def __init__(self, dies: int, pause: float) -> None:
         super().__init__()
-        self._dies, self._asked = dies, 0.0
+        self._dies, self._pause, self._asked = dies, pause, 0.0
 
     def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
         self._asked = self._asked or time.time()
@@ -35,14 +35,14 @@ class EventCallback(keras.callbacks.Callback):
         if step == self._dies and here.worker == "gpu/0" and here.epoch == 0:
             print(f"EVENT dies {time.time():.3f}", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(0.05)
+        time.sleep(self._pause if step == SETTLED and here.epoch == 0 else 0.05)
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         self.epoch = epoch
 
 
-def main(folder: str, dies: str) -> None:
-    """Train a few layers in each cluster."""
+def main(folder: str, dies: str, pause: str) -> None:
+    """Train a few layers in each cluster, with a pause of so many seconds before the kill."""
     nb.init(checkpoint={"folder": folder, "every": 10, "memory": 2})
     with nb.cluster(), nb.pipeline(4):
         inputs = hidden = keras.Input((256,))
@@ -55,7 +55,7 @@ def main(folder: str, dies: str) -> None:
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(32 * STEPS, 256)).astype("float32"), draw.normal(size=(32 * STEPS, 1)).astype("float32")
     try:
-        model.fit(x, y, batch_size=32, epochs=1, verbose=0, callbacks=[EventCallback(int(dies))])
+        model.fit(x, y, batch_size=32, epochs=1, verbose=0, callbacks=[EventCallback(int(dies), float(pause))])
     except nb.errors.NebulaError:
         print(f"EVENT hears {time.time():.3f}", flush=True)
         raise

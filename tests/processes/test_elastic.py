@@ -167,7 +167,7 @@ def test_cluster_shrinks_leaves_and_returns(tmp_path: Path, capfd: pytest.Captur
     validates = {"validates": True}
     requests = json.dumps({"0": [6, 1], "1": [9, 0], "2": [13, 2], **validates})  # the first as an epoch is evaluated
     script = [str(HERE / "workers" / "elastic.py"), str(tmp_path / "saved"), control, requests]
-    assert main(["run", "--all", "--config", str(path), "--control", control, *script]) == 0
+    assert main(["run", "--all", "--config", str(path), "--standby", "--control", control, *script]) == 0
     out, err = capfd.readouterr()
     found = parse_reports(out)
     starts = [found[f"epoch {number}"] for number in range(4)]

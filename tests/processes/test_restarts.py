@@ -27,11 +27,12 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
     return run_in_this_process(lambda: restart.train(tmp_path_factory.mktemp("alone")), links="free")
 
 
+@pytest.mark.parametrize("options", [(), pytest.param(("--standby",), marks=pytest.mark.grid)], ids=" ".join)
 def test_clusters_resume_after_a_kill(
-    tmp_path: Path, reference: Mapping[str, Any], capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, reference: Mapping[str, Any], capfd: pytest.CaptureFixture[str], options: tuple[str, ...]
 ) -> None:
-    words = ["run", "--all", "--clusters", "gpu,npu", "--restarts", "2", SCRIPT, str(tmp_path), "npu/0@0@2"]
-    assert main(words) == 0
+    script = [SCRIPT, str(tmp_path), "npu/0@0@2", "1" if options else "0"]
+    assert main(["run", "--all", "--clusters", "gpu,npu", "--restarts", "2", *options, *script]) == 0
     out, err = capfd.readouterr()
     found = parse_reports(out)
     assert "worker npu/0 failed first: ended by SIGKILL; restart 1 of 2 begins after 1 s, as epoch 1" in err
@@ -39,6 +40,7 @@ def test_clusters_resume_after_a_kill(
         f"epoch {int(step > 2)} step {step}" for step in range(restart.STEPS)
     ]
     assert (found["weights"], found["loss"]) == (reference["weights"], reference["loss"])
+    assert (found["start of gpu/0 in epoch 1"] < found["dies"]) is bool(options)
 
 
 # ---------------------------------------------------------------------- launchers, a cluster each

@@ -40,6 +40,7 @@ from whale_nebula.launch.placement import (
 )
 from whale_nebula.launch.resolve import Resolved, resolve
 from whale_nebula.launch.restarts import Attempts, Ended, RestartPolicy, describe_exit, find_first_failed
+from whale_nebula.launch.standby import Standbys
 from whale_nebula.launch.tenancy import Tenancy, describe_policy, open_tenancy
 from whale_nebula.launch.worker_exit import find_last_error_line, find_last_message, is_same_cause
 from whale_nebula.launch.worker_output import Sink, TerminalScreen
@@ -189,6 +190,7 @@ _OPTIONS: Options = {
     "--worker": ("N", "the index of this worker in its cluster, from 0"),
     "--clusters": ("A,B", "with --all and without a config: the clusters that the script's stages name"),
     "--restarts": ("N", "how often to restart workers after a failure; default: restarts of the config, or 0"),
+    "--standby": (None, "beside each worker, a process that has imported TensorFlow: restarts take seconds less"),
     "--control": (
         "PATH",
         "a socket file on which the launcher serves HTTP: GET /status, /metrics, POST /resize, /preempt",
@@ -268,6 +270,20 @@ def _run(args: argparse.Namespace, script: Sequence[str]) -> int | Answer:
     return report_end(ended, signal_handler, as_json=args.json)
 
 
+def _check_standby(config: Config, tenant: Tenant | None) -> None:
+    """Refuse --standby where no standby process could be used."""
+    if not config.restarts.most and not config.elastic:
+        raise ConfigError(
+            "--standby, but no worker is started again", mend="add --restarts N, or elastic: to the config"
+        )
+    if config.approvals is not None or tenant is not None:
+        raise ConfigError(
+            f"--standby in a run {'with approvals' if tenant is None else f'of {tenant}'}",
+            why="a standby process is neither checked nor limited before it becomes a worker",
+            mend="remove --standby",
+        )
+
+
 def _place_workers(args: argparse.Namespace, config: Config) -> Resolved:
     if args.all:
         names = [name.strip() for name in (args.clusters or "").split(",") if name.strip()]
@@ -296,6 +312,8 @@ def _start(
             resources.enter_context(renew_certificates(args.config, own, args.account, args.token_file))
         security = gateways.configured_files(config, placement.here, args.config)
         tenant = gateways.check_files(security, config.run_name)
+    if args.standby:
+        _check_standby(config, tenant)
     tenancy = resources.enter_context(open_tenancy(tenant, gateways.find_config_folder(args.config), security, remark))
     home = None if tenancy is None else str(tenancy.home)
     listen = gateways.choose_listen_addresses(config, placement, remark)
@@ -324,6 +342,9 @@ def _start(
             remark(f"{names} run here, too; their audit logs are deleted after the run (between hosts they are kept)")
     argv = ["-m", "whale_nebula.launch.child", *script]
 
+    standbys = Standbys(placement.here if args.standby else (), remark)
+    resources.callback(standbys.close)
+
     @contextlib.contextmanager
     def start(epoch: int) -> Iterator[Job]:
         if epoch:
@@ -333,7 +354,13 @@ def _start(
         if tenancy is not None:
             policy = {**describe_policy(config, args.config), "approvals": approvals}
             tenancy.note_start(list(workers), script[0], epoch, policy)
-        with start_workers(argv, workers, output=output, notice=remark, epoch=epoch, enforcer=enforcer) as job:
+        with (
+            start_workers(
+                argv, workers, output=output, notice=remark, epoch=epoch, start_process=standbys.start,
+                enforcer=enforcer,
+            ) as job,
+            standbys.start_beside(job),
+        ):  # fmt: skip
             signal_handler.job, signal_handler.starts = job, signal_handler.starts + 1
             try:
                 yield job

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import atexit
 import functools
+import importlib
 import json
 import os
 import signal
+import socket
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 
 from whale_nebula.config.schema import PATIENCE_SECONDS
 from whale_nebula.errors import ConfigError, CredentialsError
@@ -38,7 +41,8 @@ class Identity:
     from the folder `reports`. In elastic runs, `absent` are the addresses of the workers that the run continues
     without, and to the file `asked` the launcher writes the requested numbers of workers; `launched` are all workers
     that the launcher may start, and the `anchor` is the worker that decides on those of other launchers. If the
-    certificates name an account, it is the `tenant`, and `home` its folder.
+    certificates name an account, it is the `tenant`, and `home` its folder. A standby process knows only the worker's
+    name and the socket `standby`, from which it receives its identity.
 
     >>> identity = Identity("gpu/0", "gpu", {}, {}, "run-1", 7, leash=6, launcher=100)
     >>> Identity.from_json(identity.to_json()) == identity
@@ -74,6 +78,7 @@ class Identity:
     anchor: str | None = None
     tenant: Tenant | None = None
     home: str | None = None
+    standby: int | None = None
 
     def to_json(self) -> str:
         """The value of the environment variable."""
@@ -132,7 +137,7 @@ class Identity:
     @property
     def descriptors(self) -> tuple[int, ...]:
         """The file descriptors that a worker inherits from its launcher."""
-        given = (self.leash, self.pulse, self.drawing, self.terminal)
+        given = (self.leash, self.pulse, self.drawing, self.terminal) if self.standby is None else (self.standby,)
         return tuple(fd for fd in given if fd is not None)
 
 
@@ -153,7 +158,8 @@ class Attachment(Identity):
 def attach() -> Attachment | None:
     """The attachment of this process to its launcher, or None without a launcher; cached.
     From the first call on, this process exits when its launcher has exited: no worker outlives its run. If the launcher
-    monitors heartbeats, they are sent until Python's exit handlers are done.
+    monitors heartbeats, they are sent until Python's exit handlers are done. A standby process waits here until it is
+    to be a worker.
 
     >>> attach() is None
     True
@@ -168,6 +174,8 @@ def attach() -> Attachment | None:
             why="that worker, or its launcher, has ended, or this process was started by the worker",
             mend=f"remove {VARIABLE} from the environment of processes that you start",
         )
+    if identity.standby is not None:
+        identity = _await_identity(identity.standby)
     heartbeat_sender = None if identity.pulse is None else HeartbeatSender(identity.pulse)
     os.set_inheritable(identity.leash, False)
     threading.Thread(target=_end_with_launcher, args=(identity.leash,), name="nebula-leash", daemon=True).start()
@@ -176,6 +184,40 @@ def attach() -> Attachment | None:
     fd, terminal = identity.drawing, identity.terminal
     picture = None if fd is None or terminal is None else PictureWriter(fd, terminal)
     return Attachment(**vars(identity), heartbeat_sender=heartbeat_sender, picture=picture)
+
+
+_IMPORTED_IN_ADVANCE = (
+    "tensorflow",
+    "keras",
+    "whale_nebula.runtime.keras",
+    "whale_nebula.runtime.keras_hook",
+    "whale_nebula.runtime.checkpoint.checkpoints",
+    "whale_nebula.runtime.session.rendezvous",
+    "whale_nebula.runtime.step.distributed",
+    "whale_nebula.transport.grpc.links",
+)
+_MOST_DESCRIPTORS = 8
+
+
+def _await_identity(standby: int) -> Identity:
+    """Import what workers need, report that this standby process is ready, and wait for its identity. It exits if the
+    launcher ends.
+    """
+    for name in _IMPORTED_IN_ADVANCE:
+        importlib.import_module(name)
+    with socket.socket(fileno=standby) as line:
+        with suppress(BrokenPipeError):
+            line.send(b"!")
+        mark, received, _, _ = socket.recv_fds(line, 1, _MOST_DESCRIPTORS)
+        if not mark:
+            os._exit(EXIT_ORPHANED)
+        with line.makefile() as file:
+            identity = Identity.from_json(file.readline())
+    numbers: dict[int | None, int] = dict(zip(identity.descriptors, received, strict=True))
+    return replace(
+        identity, leash=numbers[identity.leash], pulse=numbers.get(identity.pulse),
+        drawing=numbers.get(identity.drawing), terminal=numbers.get(identity.terminal),
+    )  # fmt: skip
 
 
 def _end_with_launcher(leash: int) -> None:

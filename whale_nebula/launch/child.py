@@ -17,7 +17,7 @@ from functools import partial
 from whale_nebula.config import load
 from whale_nebula.errors import NebulaError
 from whale_nebula.launch.attach import Attachment, attach
-from whale_nebula.launch.seeding import call_when_loaded, seed_all
+from whale_nebula.launch.seeding import call_before_load, call_when_loaded, seed_all
 from whale_nebula.launch.worker_exit import (
     WorkerExit,
     exit_agreement,
@@ -30,11 +30,11 @@ from whale_nebula.security.code import import_from_source
 
 def main(argv: list[str]) -> None:
     """Seed this process and run the script as `__main__`."""
+    sys.argv = argv
+    sys.path.insert(0, os.path.dirname(os.path.abspath(argv[0])))
     attachment = attach()
     if attachment is not None:
         _prepare(attachment)
-    sys.argv = argv
-    sys.path.insert(0, os.path.dirname(os.path.abspath(argv[0])))
     if attachment is not None and _needs_approval(attachment):
         import_from_source(argv[0])
     try:
@@ -59,7 +59,9 @@ def _prepare(attachment: Attachment) -> None:
     request_exit_on_signals()
     exit_agreement.read_requested_counts = attachment.read_requested_counts
     if attachment.heartbeat_sender is not None:
-        exit_agreement.on_first_step = partial(attachment.heartbeat_sender.send, stepped=True)
+        exit_agreement.on_first_step = partial(
+            attachment.heartbeat_sender.send, stepped=True, changed_variables=_watch_environment()
+        )
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # a pipe to the launcher, which shows lines as they come
     if attachment.seed is not None:
@@ -67,6 +69,19 @@ def _prepare(attachment: Attachment) -> None:
     if attachment.device is not None or attachment.cluster in attachment.peers.values():
         task = "whale_nebula.runtime.session.task"  # needs TensorFlow, and must run before it computes
         call_when_loaded("keras", lambda: importlib.import_module(task).prepare(attachment))
+
+
+def _watch_environment() -> list[str]:
+    """The environment variables that the script changes before it imports TensorFlow; empty until then."""
+    before = dict(os.environ)
+    changed: list[str] = []
+
+    def compare() -> None:
+        names = sorted(before.keys() | os.environ.keys())
+        changed[:] = [name for name in names if before.get(name) != os.environ.get(name)]
+
+    call_before_load("tensorflow", compare)
+    return changed
 
 
 def _write_failure(worker: str, path: str, kind: type[BaseException], failure: BaseException, trace: object) -> None:

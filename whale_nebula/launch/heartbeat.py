@@ -73,7 +73,8 @@ class HeartbeatSender:
 class WorkerStatus:
     """Status that a worker has sent: its exit code and error if it is ending, the error code of another worker that
     caused it, the workers that it has `lost`; the epoch that it has joined; when (by the launcher's clock) its first
-    step ended; the newest saved step; whether it is `saving` after an error; the requested numbers of workers
+    step ended, and the environment variables that the script had changed before it imported TensorFlow; the newest
+    saved step; whether it is `saving` after an error; the requested numbers of workers
     by cluster, and 0 or 1 by worker, if they change; the absent workers whose state it needs; and the clusters that
     were lost since the start and have `missed` meetings since.
     """
@@ -85,6 +86,7 @@ class WorkerStatus:
     lost: list[str] = field(default_factory=list)
     epoch: int | None = None
     first_step_at: float | None = None
+    changed_variables: list[str] = field(default_factory=list)
     saved: int | None = None
     saving: bool = False
     counts: dict[str, int] | None = None

@@ -138,6 +138,16 @@ class Job:
         return any(each.first_step_at is not None for each in self._ward.statuses.values())
 
     @property
+    def changed_variables(self) -> list[str] | None:
+        """The environment variables that workers changed before they imported TensorFlow; None until all have taken
+        their first step.
+        """
+        statuses = self._ward.statuses.values()
+        if any(each.first_step_at is None for each in statuses):
+            return None
+        return sorted({name for each in statuses for name in each.changed_variables})
+
+    @property
     def _is_saving(self) -> bool:
         """Whether a worker that has not ended is saving."""
         return any(self._processes[name].poll() is None and each.saving for name, each in self._ward.statuses.items())

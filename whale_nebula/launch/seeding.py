@@ -69,6 +69,22 @@ def call_when_loaded(name: str, do: Callable[[], object]) -> None:
         sys.meta_path.insert(0, _LoadHook(name, do))
 
 
+def call_before_load(name: str, do: Callable[[], object]) -> None:
+    """Call a function before a module is loaded, and whenever its spec is searched before; not if it is loaded."""
+    sys.meta_path.insert(0, _SearchHook(name, do))
+
+
+class _SearchHook(MetaPathFinder):
+    """An import hook that calls a function when one module is searched, and finds none."""
+
+    def __init__(self, name: str, do: Callable[[], object]) -> None:
+        self._name, self._do = name, do
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        if name == self._name:
+            self._do()
+
+
 class _LoadHook(MetaPathFinder):
     """An import hook that waits until one module is loaded, and then removes itself. A search for the module's spec
     alone does not load it.

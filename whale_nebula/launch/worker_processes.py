@@ -127,10 +127,11 @@ def start_workers(
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
     epoch: int = 0,
+    start_process: Callable[..., subprocess.Popen[bytes]] | None = None,
     enforcer: LimitEnforcer | None = None,
 ) -> Job:
     """Start a process for each of these workers. `argv`, `env` and `cwd` are those of `spawn`; `epoch` counts earlier
-    starts; the `enforcer` enforces limits.
+    starts; `start_process` does what `start` does otherwise; the `enforcer` enforces limits.
     """
     output = output or Output()
     processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -144,7 +145,7 @@ def start_workers(
             with _open_pipe(worker, pulses) as pulse, drawn as picture:
                 attached = replace(identity, leash=leash, launcher=os.getpid(), pulse=pulse, epoch=epoch)
                 attached = replace(attached, drawing=picture, terminal=terminal)
-                processes[worker] = start(argv, attached, env, cwd)
+                processes[worker] = (start_process or start)(argv, attached, env, cwd)
                 if enforcer is not None:
                     enforcer.admit(processes[worker].pid)
         readers = {

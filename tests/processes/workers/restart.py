@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import keras
+import psutil
 
 import whale_nebula as nb
 from tests.parity_harness import data
@@ -40,6 +41,7 @@ def train(folder: Path, kill_at: str = "", pause: float = 0.0, steps: int = STEP
     """Train from the last saved step, and report each."""
     here = nb.here()
     report_value(f"epoch {here.epoch}", time.time())
+    report_value(f"start of {here.worker} in epoch {here.epoch}", psutil.Process().create_time())
     model = build_model()
     saved = sorted(folder.glob("[0-9]*.weights.h5"))
     if saved:

@@ -151,6 +151,8 @@ class TestRefusals:
             ("--all --clusters gpu,gpu,npu", None, "mend: --clusters gpu,npu"),
             ("--all --clusters gpu,n/pu", None, "mend: --clusters gpu,n-pu"),
             ("--all", None, "--all --clusters gpu,npu"),
+            ("--all --standby", PAIR, "--standby, but no worker is started again"),
+            ("--all --standby --restarts 1", PAIR + "approvals: ana\n", "--standby in a run with approvals"),
         ],
     )
     def test_run_with_invalid_config_is_refused(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from whale_nebula.launch import seeding
-from whale_nebula.launch.seeding import call_when_loaded, keep_generators
+from whale_nebula.launch.seeding import call_before_load, call_when_loaded, keep_generators
 
 
 @pytest.fixture
@@ -37,6 +37,15 @@ def test_callback_runs_once_when_the_module_is_loaded(module: str) -> None:
     assert type(loaded.__loader__).__name__ == type(loaded.__spec__.loader).__name__ == "SourceFileLoader"
     call_when_loaded(module, lambda: done.append("again"))
     assert done == [module, "again"]
+
+
+def test_callback_runs_before_the_module_is_loaded(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "meta_path", sys.meta_path.copy())
+    found: list[bool] = []
+    call_before_load(module, lambda: found.append(module in sys.modules))
+    importlib.import_module(module)
+    importlib.import_module(module)
+    assert found == [False]
 
 
 def test_random_state_is_unaffected_by_loading(module: str) -> None:
