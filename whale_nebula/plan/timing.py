@@ -166,9 +166,9 @@ def _takes_time(plan: Plan) -> bool:
     return any(line is not None and size and line.delay + line.seconds(size) for line, size in ways)
 
 
-def predict_times(plan: Plan, assumptions: Assumptions | None = None, *, most: int | None = None) -> Times:
+def predict_times(plan: Plan, *, most: int | None = None) -> Times:
     """The schedule of a plan in time; `most` limits the micro-batches."""
-    assumptions = assumptions or find_assumptions(plan)
+    assumptions = find_assumptions(plan)
     count = len(plan.rows) if most is None else min(len(plan.rows), most)
     found = (_phase(plan, phase, count, assumptions) for phase in range(count_phases(plan)))
     return Times(assumptions, count, tuple(each for each in found if each.stages))
