@@ -28,7 +28,7 @@ from whale_nebula.plan.text import (
     sections,
     worker_of,
 )
-from whale_nebula.plan.timing import Assumptions, PhaseTimes, Row, duration, predict_times, step_text
+from whale_nebula.plan.timing import PhaseTimes, Row, describe_assumptions, duration, predict_times, step_text
 from whale_nebula.report.records import size
 from whale_nebula.schedule.simulate import Span
 from whale_nebula.spec import Spec
@@ -166,6 +166,7 @@ def plan_html(plan: Plan) -> str:
         "program": plan.program_digest[:12],
         "versions": " · ".join(f"{name} {version}" for name, version in plan.versions.items()),
     }
+    has_weights = any("W" in runs for stage in plan.stages.values() for runs in stage.runs)
     return _PAGE.substitute(
         {name: escape(text) for name, text in words.items()},
         style=_read_asset("plan.css"),
@@ -177,13 +178,8 @@ def plan_html(plan: Plan) -> str:
             *_candidates(plan), [_section(plan, title, each) for title, each in sections(plan).items()]
         ),
         schedule=draw_schedule(plan),
-        weights=element("span", "gradients of weights", class_="key weights") if _divides(plan) else Markup(),
+        weights=element("span", "gradients of weights", class_="key weights") if has_weights else Markup(),
     )
-
-
-def _divides(plan: Plan) -> bool:
-    """Whether gradients of weights are functions of their own."""
-    return any("W" in runs for stage in plan.stages.values() for runs in stage.runs)
 
 
 def _read_asset(name: str) -> str:
@@ -351,12 +347,12 @@ _MOST = 24
 def draw_schedule(plan: Plan) -> Markup:
     """The schedule as the plan's text assumes it, with the assumption and its result."""
     drawn = predict_times(plan, most=max(4, min(_MOST, _BLOCKS // max(len(plan.stages), 1))))
-    notes = [str(drawn.assumed)]
+    notes = [describe_assumptions(drawn.timed)]
     if drawn.micro_batches < len(plan.rows):
         notes.append(f"the first {drawn.micro_batches} of {len(plan.rows)} micro-batches")
-    if drawn.assumed.timed:
+    if drawn.timed:
         notes.append(step_text(plan))
-    figures = [_Clock(plan, phase, drawn.assumed).figure(len(drawn.phases) > 1) for phase in drawn.phases]
+    figures = [_Clock(plan, phase, drawn.timed).figure(len(drawn.phases) > 1) for phase in drawn.phases]
     clocks = element("div", figures, class_="scroll clocks", tabindex=0, role="region", aria_label="schedule")
     return join_markup(element("p", " ".join(f"{n[:1].upper()}{n[1:]}." for n in notes), class_="note"), clocks)
 
@@ -367,7 +363,7 @@ class _Clock:
 
     plan: Plan
     phase: PhaseTimes
-    assumptions: Assumptions
+    timed: bool
 
     @property
     def end(self) -> float:
@@ -377,17 +373,17 @@ class _Clock:
         return _MARGIN + seconds * _WIDTH / self.end
 
     def when(self, seconds: float) -> str:
-        if not self.assumptions.timed:
+        if not self.timed:
             return f"{seconds:g}"
         return duration(seconds) if seconds else "0"
 
     def figure(self, several: bool) -> Markup:
         label, y, rows = f"Phase {self.phase.phase}" if several else "Schedule", _TOP, []
-        for row in self.phase.rows(lines=self.assumptions.timed):
+        for row in self.phase.rows(lines=self.timed):
             height = _LINE if row.stage is None else _ROW
             rows.append(self.row(row, y, height))
             y += height + _GAP
-        height, said = y + 6, f"{label}: {self.assumptions}"
+        height, said = y + 6, f"{label}: {describe_assumptions(self.timed)}"
         view = f"0 0 {_MARGIN + _WIDTH + 16} {height}"
         drawn = element("svg", self.axis(height), rows, class_="clock", viewBox=view, role="img", aria_label=said)
         return element("figure", element("figcaption", label) if several else None, drawn, class_="time")
