@@ -1,13 +1,17 @@
-"""Build the records of a Plan from a Cut, with counts."""
+"""Build the records of a Plan from a Cut, with counts, and warn of codecs that make a simulated step longer.
+
+A codec that computes while transfers are under way causes no warning. One whose computation takes more time than it
+saves does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from whale_nebula.codec.encoding import parse_encoding
+from whale_nebula.codec.encoding import NONE, has_open_size, parse_encoding
 from whale_nebula.codec.objects import Cost
 from whale_nebula.codec.packing import Dims
 from whale_nebula.codec.sizes import cost, estimate_renewal, payload_bytes, used_codec
@@ -16,7 +20,9 @@ from whale_nebula.ir.cut import Boundary, Cut, Fragment, PhasePlan
 from whale_nebula.ir.program import GradientPart, Request, Variable
 from whale_nebula.ir.sizes import ExchangeSizes
 from whale_nebula.plan import splits
+from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanBoundary, PlanOnce, PlanStage, PlanTied
+from whale_nebula.plan.timing import duration, predict_times
 from whale_nebula.plan.work import StageVariables, StageWork, find_written, list_ops_in, parameters
 from whale_nebula.spec import Spec
 from whale_nebula.wire.frame import count_wire_bytes
@@ -131,6 +137,10 @@ class Direction:
             "rungs": self.rungs,
         }
 
+    def replace_way(self, way: str) -> Direction:
+        """The same tensors with another codec."""
+        return replace(self, way=way, forward=None if self.forward is None else way)
+
     def _cost(self, dims: Dims) -> Cost | None:
         way, forward = parse_encoding(self.way), None if self.forward is None else parse_encoding(self.forward)
         used = way.codec if way.lossless else used_codec(way, self.spec.dtype, dims, forward)
@@ -146,6 +156,60 @@ def occupied_seconds(links: Links, a: str, b: str, sizes: Sequence[int]) -> floa
 def max_known(seconds: Iterable[float | None]) -> float | None:
     """The maximum of the known numbers."""
     return max((each for each in seconds if each is not None), default=None)
+
+
+_ROUNDING = 1e-9
+
+Step = Callable[[Sequence[Direction]], float]
+"""A function from the encodings of a boundary to the seconds of a step."""
+
+
+class CodecAdvice(NamedTuple):
+    """A codec, or a part of it, that makes a step longer: what to remove, and seconds of a step with and without."""
+
+    what: str
+    step: float
+    other: float
+
+    def text(self, names: Sequence[str], where: str) -> str:
+        """The warning for all boundaries of one line of the script; its numbers are those of the first.
+
+        >>> CodecAdvice("nb.compress", 2.5, 2.0).text(["b0, gpu to npu", "b1, gpu to npu"], "t.py:3")
+        'warning: b0, gpu to npu: a step takes 2.5 s, or 2 s without nb.compress; remove it at t.py:3 (also for b1)'
+        """
+        others = ", ".join(name.partition(",")[0] for name in names[1:])
+        mend = f"remove it{f' at {where}' if where else ''}{f' (also for {others})' if others else ''}"
+        steps = f"a step takes {duration(self.step)}, or {duration(self.other)} without {self.what}"
+        return f"warning: {names[0]}: {steps}; {mend}"
+
+
+def judge_codecs(ways: Sequence[Direction], step: Step) -> CodecAdvice | None:
+    """Advice on codecs that make a step longer: no codec may be faster, or the codec without its structure.
+
+    `ways` are those of the tensor and, if it crosses back, of its gradient. A codec whose saving depends on values (a
+    mask) is not compared with no codec. A codec with unknown costs is not compared at all.
+    """
+    structure, others = parse_encoding(ways[0].way).structure, dict[str, list[Direction]]()
+    if not has_open_size(ways[0].way):
+        others["nb.compress"] = [each.replace_way(NONE) for each in ways]
+    if structure is not None and structure.shrinks:
+        others[structure.name] = [each.replace_way(_drop_structure(each.way)) for each in ways]
+    known = {what: step(each) for what, each in others.items() if _are_known(ways, each)}
+    best = min(known, key=lambda what: known[what], default="")
+    longer = bool(best) and known[best] < (1.0 - _ROUNDING) * step(ways)
+    return CodecAdvice(best, step(ways), known[best]) if longer else None
+
+
+def _are_known(ways: Sequence[Direction], others: Sequence[Direction]) -> bool:
+    """Whether the seconds of all encodings that differ are known."""
+    changed = [each for pair in zip(ways, others, strict=True) if pair[0].way != pair[1].way for each in pair]
+    return all(each.seconds is not None and each.cost is not None for each in changed)
+
+
+def _drop_structure(way: str) -> str:
+    """The way without its codec's structure."""
+    given = parse_encoding(way)
+    return str(replace(given, codec=given.precision, ladder=given.ladder if given.precision is not None else ()))
 
 
 def list_fallbacks(plan: Plan) -> Iterator[str]:
@@ -201,6 +265,27 @@ class Overview:
     def boundaries(self) -> tuple[PlanBoundary, ...]:
         """The boundaries, in the order of the ops that make them."""
         return tuple(self._crossing(each, *self._directions(each)) for each in self.cut.boundaries)
+
+    def advice(self, plan: Plan) -> tuple[str, ...]:
+        """Warnings of codecs that make a step longer, by simulated steps; one for each line of the script, on the
+        boundary with the largest loss.
+        """
+        stages, found = self.cut.program.stages, dict[tuple[str, str], list[tuple[CodecAdvice, str]]]()
+        for each in self.cut.boundaries:
+            one = judge_codecs(self._directions(each)[: 1 + each.backward], partial(self._step, plan, each))
+            if one is not None:
+                readers = " and ".join(stages[number].key for number in each.destinations)
+                name = f"{_name(each)}, {stages[each.source].key} to {readers}"
+                found.setdefault((each.where, one.what), []).append((one, name))
+        for own in found.values():
+            own.sort(key=lambda one: one[0].other - one[0].step)
+        return tuple(own[0][0].text([name for _, name in own], where) for (where, _), own in found.items())
+
+    def _step(self, plan: Plan, boundary: Boundary, ways: Sequence[Direction]) -> float:
+        """Seconds of a step in which a boundary has other encodings than planned."""
+        so = self._crossing(boundary, ways[0], ways[-1])
+        others = (so if each.name == so.name else each for each in plan.boundaries)
+        return predict_times(replace(plan, boundaries=tuple(others))).seconds
 
     def list_once_parts(self) -> tuple[PlanOnce, ...]:
         """The parts that run once per step, in order."""

@@ -195,7 +195,7 @@ def _assemble_plan(
         forbid=run.config.forbid,
         protected=tuple(each for each in inputs if each in run.config.inputs or each in forbidden),
     )  # fmt: skip
-    return replace(plan, notes=(*plan.notes, *list_fallbacks(plan)))
+    return replace(plan, notes=(*plan.notes, *list_fallbacks(plan), *overview.advice(plan)))
 
 
 def _list_links(traffic: Traffic, rows: Sequence[int]) -> dict[str, PlanLink]:
