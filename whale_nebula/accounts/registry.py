@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cryptography import x509
 
@@ -19,9 +20,10 @@ from whale_nebula.accounts.passwords import (
     make_secret,
     verify_password,
 )
+from whale_nebula.accounts.rows import FILE
 from whale_nebula.accounts.scope import UNBOUNDED, Scope
 from whale_nebula.errors import LoginError
-from whale_nebula.security import files
+from whale_nebula.security import authority, files
 from whale_nebula.security.authority import Authority
 from whale_nebula.security.files import format_time
 
@@ -164,3 +166,10 @@ def refused_login_error(reason: str = "") -> LoginError:
     error = LoginError("the account cannot log in", why=why)
     error.reason = reason
     return error
+
+
+def record_action(folder: Path, action: str, reason: str = "", **more: Any) -> None:
+    """Record an action of the owner, if the authority in this folder has a registry of accounts."""
+    if (folder / FILE).exists():
+        with contextlib.closing(Registry(folder, authority.load(folder))) as registry:
+            registry.record_event(action, "", "", reason, **more)

@@ -1,7 +1,7 @@
 """An owner's server over TLS, and its client side: the common part of the services of accounts and of data.
 
 The server has a certificate of its cluster's operator, which it renews itself; a client sends nothing before it has
-verified it. Connections are bounded by address, in number and in time, before anything is computed (`connections`).
+verified it. Connections are bounded by address, in number and in time, before anything is computed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import socket
 import socketserver
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -19,13 +20,20 @@ from typing import Any
 
 from cryptography import x509
 
-from whale_nebula.accounts.connections import PendingConnections, find_source
 from whale_nebula.accounts.login import LoginIssuer
 from whale_nebula.errors import AccountError, ConfigError, NebulaError
 from whale_nebula.security import Files, Identity, files, issue
 from whale_nebula.security.authority import certificate_bytes
 from whale_nebula.security.trust import DenyList, Trust
-from whale_nebula.transport.grpc.limits import Buckets, Endpoint, Limits, normalize_address
+from whale_nebula.transport.grpc.limits import (
+    Buckets,
+    Endpoint,
+    KnownSources,
+    Limits,
+    find_networks,
+    find_surplus,
+    normalize_address,
+)
 from whale_nebula.transport.handover import COMMANDS, NOUNS, receive_connections, socket_path
 
 DAYS = 30.0
@@ -34,6 +42,68 @@ SECONDS = 10.0
 _CONNECTIONS, _PENDING_SECONDS = 32, 30.0
 _OPEN_BURST, _OPEN_RATE = 60, 5.0  # rate limit of connections of one address
 _NICE = 15
+
+
+def find_source(host: str) -> str:
+    """The source that the limits of an address count: an IPv4 address, or the /64 network of an IPv6 address.
+
+    >>> find_source("::ffff:10.0.0.1"), find_source("2001:db8::1") == find_source("2001:db8::2")
+    ('10.0.0.1/32', True)
+    """
+    return find_networks(normalize_address(host))[0]
+
+
+class PendingConnections:
+    """The connections of a server whose clients it has not accepted yet, which strangers can open at will. Thread-safe.
+
+    Their number and their age are bounded. If there are too many, the oldest of the address with the most end first, as
+    at a gateway's port: a client that sends its request a byte at a time keeps no other client out.
+    """
+
+    def __init__(self, limits: Limits, now: Callable[[], float] = time.monotonic) -> None:
+        self._limits, self._now = limits, now
+        self._lock = threading.Lock()
+        self._sockets: dict[Endpoint, socket.socket] = {}
+        self._opened_at: dict[Endpoint, float] = {}
+        self._known_sources = KnownSources()
+
+    def add(self, end: Endpoint, line: socket.socket) -> None:
+        """Add a new connection, and close surplus ones."""
+        with self._lock:
+            self._sockets[end], self._opened_at[end] = line, self._now()
+        self.close_surplus()
+
+    def replace(self, end: Endpoint, line: socket.socket) -> bool:
+        """Replace the socket of a connection by the one that wraps it; False if the connection was closed meanwhile."""
+        with self._lock:
+            is_pending = end in self._sockets
+            if is_pending:
+                self._sockets[end] = line
+        return is_pending
+
+    def remove(self, end: Endpoint) -> None:
+        """Remove a connection that was accepted, or has ended."""
+        with self._lock:
+            self._sockets.pop(end, None)
+            self._opened_at.pop(end, None)
+
+    def close_surplus(self) -> None:
+        """Close connections that are too old or too many."""
+        with self._lock:
+            for end in find_surplus(self._opened_at, self._now(), self._limits, self._known_sources):
+                del self._opened_at[end]
+                with contextlib.suppress(OSError):  # the base class's method: the thread that serves it still uses TLS
+                    socket.socket.shutdown(self._sockets.pop(end), socket.SHUT_RDWR)
+
+    def note_accepted(self, host: str) -> None:
+        """Remember the source of an accepted client, which takes precedence from now on."""
+        with self._lock:
+            self._known_sources.add(find_source(host))
+
+    def is_known(self, host: str) -> bool:
+        """Whether a client of this source was accepted before."""
+        with self._lock:
+            return find_source(host) in self._known_sources
 
 
 class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):

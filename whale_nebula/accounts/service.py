@@ -15,7 +15,6 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from whale_nebula.accounts.connections import find_source
 from whale_nebula.accounts.login import LoginIssuer, LoginRequest, read_deny_lists
 from whale_nebula.accounts.registry import refused_login_error
 from whale_nebula.accounts.server import (
@@ -23,6 +22,7 @@ from whale_nebula.accounts.server import (
     TlsServer,
     dial,
     find_end,
+    find_source,
     make_client_context,
     run_server,
     unreachable_error,

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from whale_nebula.accounts.actions import record_action
+from whale_nebula.accounts.registry import record_action
 from whale_nebula.cli.arguments import (
     Answer,
     Options,

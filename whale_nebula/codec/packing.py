@@ -222,9 +222,10 @@ def split(buffer: Bytes, parts: Sequence[Part]) -> list[npt.NDArray[Any]]:
     """
     sizes = [part.nbytes for part in parts]
     if buffer.size != sum(sizes):
+        described = ", ".join(f"{part.dtype}{list(part.dims)}" for part in parts)
         raise RemoteProtocolError(
             f"received {buffer.size} bytes, expected {sum(sizes)}",
-            why=f"this codec encodes the tensor as {_describe_parts(parts)}",
+            why=f"this codec encodes the tensor as {described or 'nothing'}",
         )
     found, place = [], 0
     for part, size in zip(parts, sizes, strict=True):
@@ -234,10 +235,6 @@ def split(buffer: Bytes, parts: Sequence[Part]) -> list[npt.NDArray[Any]]:
         found.append(decode_array(data, code, part.dims))
         place += size
     return found
-
-
-def _describe_parts(parts: Sequence[Part]) -> str:
-    return ", ".join(f"{part.dtype}{list(part.dims)}" for part in parts) or "nothing"
 
 
 SAMPLE_BYTES = 64 << 10

@@ -209,7 +209,9 @@ class _Handler(BaseRequestHandler):
         grants = self.server.guard.grants
         if message.get("ask") == "list":
             self._check_request_rate(self.server.lists, peer)
-            return {"datasets": [_describe_dataset(each) for each in grants.list_datasets() if _is_published(each)]}
+            now = files.format_time(files.now())
+            known = [each for each in grants.list_datasets() if each.state == PUBLISHED and each.expires > now]
+            return {"datasets": [_describe_dataset(each) for each in known]}
         if message.get("ask") != "request":
             raise _unknown_request_error()
         dataset, purpose = (_read_text(message, part) for part in ("dataset", "purpose"))
@@ -356,10 +358,6 @@ def _read_number(message: dict[str, Any], part: str) -> int:
     if type(value) is not int or not 0 <= value < 1 << 63:
         raise _unknown_request_error()
     return value
-
-
-def _is_published(dataset: Dataset) -> bool:
-    return dataset.state == PUBLISHED and dataset.expires > files.format_time(files.now())
 
 
 def _describe_dataset(dataset: Dataset) -> dict[str, Any]:

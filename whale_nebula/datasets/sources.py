@@ -207,7 +207,9 @@ def open_parquet(folder: Path, pattern: str, columns: Sequence[str]) -> Source:
                     values = table.column(name).to_pylist()
                     texts = bool(values) and isinstance(values[0], str | bytes)
                     selected.append(
-                        make_text_column([_to_bytes(each) for each in values]) if texts else _from_arrow(table, name)
+                        make_text_column([each.encode() if isinstance(each, str) else each for each in values])
+                        if texts
+                        else _from_arrow(table, name)
                     )
             except (ValueError, KeyError, TypeError, OSError) as error:
                 raise InterfaceError(
@@ -219,10 +221,6 @@ def open_parquet(folder: Path, pattern: str, columns: Sequence[str]) -> Source:
 def _from_arrow(table: Any, name: str) -> Any:
     found = table.column(name).to_numpy()
     return np.stack(list(found)) if found.dtype == object else found
-
-
-def _to_bytes(text: str | bytes) -> bytes:
-    return text.encode() if isinstance(text, str) else text
 
 
 # ---------------------------------------------------------------------- Python

@@ -96,7 +96,7 @@ class Half:
         """Add a lane of the connection; returns the handler of its frames. Raises if the lane exists."""
         if number:
             # So that nothing is buffered for a greeting that may never arrive.
-            lane.wait_to_read = self._block_until_greeted
+            lane.wait_to_read = self._greeted.wait
         elif self.side is Side.FAR and not self.dialled:
             # So that nothing is buffered for a worker that may never connect.
             lane.wait_to_read = self._block_until_joined
@@ -146,9 +146,6 @@ class Half:
             partner = self.partner
         sent = partner is not None and partner.send(frame)
         self._count_forwarded(len(frame) if sent else None, greeting=header.conversation == 0)
-
-    def _block_until_greeted(self) -> None:
-        self._greeted.wait()
 
     def send(self, frame: bytes) -> bool:
         """Send a frame over it, after its turn on the WAN link."""

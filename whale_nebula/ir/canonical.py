@@ -316,7 +316,8 @@ def describe_first_difference(
     'variable w: float32[2] trainable here, float32[3] trainable there'
     """
     # the "arguments" line follows from the ops
-    one, two = ([line for line in _list_lines(each) if not line.startswith("arguments ")] for each in (local, remote))
+    lines = (canonical_lines(each) if isinstance(each, Program) else each for each in (local, remote))
+    one, two = ([line for line in each if not line.startswith("arguments ")] for each in lines)
     pairs = list(zip_longest(one, two))
     at = find_first_difference(one, two)
     if at == len(pairs):
@@ -337,10 +338,6 @@ def find_first_difference(local: Sequence[str], remote: Sequence[str]) -> int:
     """
     pairs = list(zip_longest(local, remote))
     return next((n for n, (mine, theirs) in enumerate(pairs) if mine != theirs), len(pairs))
-
-
-def _list_lines(program: Program | Sequence[str]) -> Sequence[str]:
-    return canonical_lines(program) if isinstance(program, Program) else program
 
 
 def _describe_difference(mine: str | None, theirs: str | None, words: SideNames) -> str:

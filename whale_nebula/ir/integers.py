@@ -157,10 +157,6 @@ def _reduce(fold: Callable[..., Any]) -> Callable[..., Array]:
     )
 
 
-def _apply_elementwise(combine: Callable[..., Any]) -> Callable[..., Array]:
-    return lambda _, *inputs: combine(*inputs)
-
-
 FOLDS: Mapping[str, Callable[..., Any]] = {
     "Prod": np.prod, "Sum": np.sum, "Max": np.max, "Min": np.min, "All": np.all,
 }  # fmt: skip
@@ -193,7 +189,7 @@ COMPUTE: Mapping[str, Callable[..., Any]] = {
     "DynamicStitch": _stitch,
     "BroadcastArgs": lambda _, left, right: np.asarray(broadcast_shapes(tuple(left), tuple(right))),
     **{name: _reduce(fold) for name, fold in FOLDS.items()},
-    **{name: _apply_elementwise(combine) for name, combine in ELEMENTWISE.items()},
+    **{name: lambda _, *inputs, combine=combine: combine(*inputs) for name, combine in ELEMENTWISE.items()},
 }  # fmt: skip
 """The numpy functions of ops by type; those that move entries work on arrays of any content (see `passes.rules`)."""
 

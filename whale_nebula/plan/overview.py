@@ -22,7 +22,7 @@ from whale_nebula.ir.sizes import ExchangeSizes
 from whale_nebula.plan import splits
 from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanBoundary, PlanOnce, PlanStage, PlanTied
-from whale_nebula.plan.timing import duration, find_assumptions, predict_times
+from whale_nebula.plan.timing import duration, predict_times
 from whale_nebula.plan.work import StageVariables, StageWork, find_written, list_ops_in, parameters
 from whale_nebula.spec import Spec
 from whale_nebula.wire.frame import count_wire_bytes
@@ -282,10 +282,10 @@ class Overview:
         return tuple(own[0][0].text([name for _, name in own], where) for (where, _), own in found.items())
 
     def _step(self, plan: Plan, boundary: Boundary, ways: Sequence[Direction]) -> float:
-        """Seconds of a step in which a boundary has other encodings than planned, on the same assumption."""
+        """Seconds of a step in which a boundary has other encodings than planned."""
         so = self._crossing(boundary, ways[0], ways[-1])
         others = (so if each.name == so.name else each for each in plan.boundaries)
-        return predict_times(replace(plan, boundaries=tuple(others)), find_assumptions(plan)).seconds
+        return predict_times(replace(plan, boundaries=tuple(others))).seconds
 
     def list_once_parts(self) -> tuple[PlanOnce, ...]:
         """The parts that run once per step, in order."""

@@ -27,7 +27,7 @@ from whale_nebula.plan.records import (
     Predicted,
 )
 from whale_nebula.plan.text import plan_mermaid, plan_text
-from whale_nebula.plan.timing import predict_times
+from whale_nebula.plan.timing import describe_assumptions, predict_times
 from whale_nebula.spec import Spec
 
 _ALONE = "local/0"
@@ -211,8 +211,8 @@ class Plan:
         for name, link in self.links.items():
             document["links"][name]["seconds"] = link.seconds
         drawn = predict_times(self)
-        seconds = drawn.seconds + self.exchange_seconds if drawn.assumed.timed else None
-        document["predicted"] = {"assuming": str(drawn.assumed), "seconds": seconds}
+        seconds = drawn.seconds + self.exchange_seconds if drawn.timed else None
+        document["predicted"] = {"assuming": describe_assumptions(drawn.timed), "seconds": seconds}
         if self.predicted is not None:
             document["predicted"] = {"assuming": "the planner's cost model", **to_plain(self.predicted)}
         return json.dumps(document, indent=1)

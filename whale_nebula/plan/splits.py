@@ -36,7 +36,8 @@ def list_device_facts(plan: Plan, stage: PlanStage) -> Iterator[tuple[str, str]]
     if stage.shards < 2:
         return
     yield "devices", f"{stage.shards}, {size(stage.shard_bytes)} each"
-    sizes = {found[1]: _count_entries(found[2]) for found in map(_VARIABLE.match, plan.lines) if found}
+    shapes = {found[1]: found[2].split(",") for found in map(_VARIABLE.match, plan.lines) if found}
+    sizes = {path: prod(int(entries) for entries in shape if entries) for path, shape in shapes.items()}
     held = sorted((path for path in stage.variables if path in plan.layouts), key=lambda path: -sizes.get(path, 0))
     shown = held if len(held) == _SHOWN + 1 else held[:_SHOWN]
     yield from ((path, plan.layouts[path]) for path in shown)
@@ -53,10 +54,6 @@ def describe_seconds(found: Sequence[PlanCollective], before: str) -> str:
     """The seconds that collectives take in a step, after these words; nothing where they are unknown."""
     known = [each.seconds * each.times for each in found if each.seconds is not None]
     return f"{before}{duration(sum(known))}" if known and len(known) == len(found) else ""
-
-
-def _count_entries(shape: str) -> int:
-    return prod(int(entries) for entries in shape.split(",") if entries)
 
 
 _NUMBERS: Mapping[str, tuple[str, int]] = {

@@ -13,7 +13,14 @@ from whale_nebula.ir.routing import compute_share_times, count_turns
 from whale_nebula.plan.forbidden import find_breaches
 from whale_nebula.plan.records import Considered, PlanBoundary, PlanLink, PlanOnce, PlanStage
 from whale_nebula.plan.splits import describe_seconds, list_device_facts
-from whale_nebula.plan.timing import PhaseTimes, count_phases, duration, predict_times, step_text
+from whale_nebula.plan.timing import (
+    PhaseTimes,
+    count_phases,
+    describe_assumptions,
+    duration,
+    predict_times,
+    step_text,
+)
 from whale_nebula.report.bottleneck import MIN_WAIT_SHARE, straggler_text, suggest_micro_batches, waits
 from whale_nebula.report.records import size
 from whale_nebula.schedule.simulate import draw_timeline
@@ -353,15 +360,14 @@ def _writes(each: PlanOnce) -> str:
 # ---------------------------------------------------------------------- schedule
 def _schedule(plan: Plan) -> Iterator[str]:
     drawn = predict_times(plan, most=_DRAWN)
-    yield f"({drawn.assumed})"
+    yield f"({describe_assumptions(drawn.timed)})"
     if drawn.micro_batches < len(plan.rows):
         yield f"(the first {drawn.micro_batches} of {len(plan.rows)} micro-batches)"
-    timed = drawn.assumed.timed
-    margin = max((len(row.name) for phase in drawn.phases for row in phase.rows(lines=timed)), default=0)
+    margin = max((len(row.name) for phase in drawn.phases for row in phase.rows(lines=drawn.timed)), default=0)
     for phase in drawn.phases:
         yield from [f"phase {phase.phase}"] * (count_phases(plan) > 1)
-        yield from _draw_phase(phase, margin, lines=timed)
-    if drawn.assumed.timed:
+        yield from _draw_phase(phase, margin, lines=drawn.timed)
+    if drawn.timed:
         yield step_text(plan)
 
 

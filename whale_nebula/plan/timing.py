@@ -63,35 +63,11 @@ _BACKWARD = 2.0
 """The assumed ratio of a backward to its forward without known FLOPs: a product has two gradients."""
 
 
-@dataclass(frozen=True)
-class Assumptions:
-    """The assumed computing time of a stage for a micro-batch: stages compute at `speed` in FLOPs per second. Without
-    one links are free, stages are equal, and only proportions count.
-    """
-
-    speed: float | None = None
-
-    @property
-    def timed(self) -> bool:
-        """Whether the drawing is in seconds; else it is in units, and links are free."""
-        return self.speed is not None
-
-    def __str__(self) -> str:
-        if self.speed is not None:
-            return f"assuming that stages compute at {speed_text(self.speed)}, plus {duration(CALL)} for each call"
-        return f"assuming equal stages: forward 1, backward {_BACKWARD:.0f}, transfers 0"
-
-
-def speed_text(speed: float) -> str:
-    """A speed in a readable unit.
-
-    >>> speed_text(1e12), speed_text(2.5e10)
-    ('1 TFLOP/s', '25 GFLOP/s')
-    """
-    for unit, of in (("P", 1e15), ("T", 1e12), ("G", 1e9)):
-        if speed >= of:
-            return f"{speed / of:g} {unit}FLOP/s"
-    return f"{speed:g} FLOP/s"
+def describe_assumptions(timed: bool) -> str:
+    """The assumptions of a drawn schedule, in words: `timed` if it is in seconds, else in units, as links are free."""
+    if timed:
+        return f"assuming that stages compute at {SPEED / 1e12:g} TFLOP/s, plus {duration(CALL)} for each call"
+    return f"assuming equal stages: forward 1, backward {_BACKWARD:.0f}, transfers 0"
 
 
 class Row(NamedTuple):
@@ -127,9 +103,11 @@ class PhaseTimes:
 
 @dataclass(frozen=True)
 class Times:
-    """The timelines of all phases of a step, for its first micro-batches."""
+    """The timelines of all phases of a step, for its first micro-batches; `timed` if they are in seconds, as some link
+    is slow, else in units.
+    """
 
-    assumed: Assumptions
+    timed: bool
     micro_batches: int
     phases: tuple[PhaseTimes, ...]
 
@@ -150,12 +128,7 @@ def step_text(plan: Plan) -> str:
     return f"estimated step time: {duration(drawn + plan.exchange_seconds)} ({both}), plus updates"
 
 
-def find_assumptions(plan: Plan) -> Assumptions:
-    """The assumptions of a plan's drawn schedule."""
-    return Assumptions(SPEED) if _takes_time(plan) else Assumptions()
-
-
-def _takes_time(plan: Plan) -> bool:
+def takes_time(plan: Plan) -> bool:
     """Whether the transfer of a micro-batch takes time on any link."""
     every = [stage.name for stage in plan.stages.values() if any(stage.runs)]
     ways = [
@@ -166,12 +139,12 @@ def _takes_time(plan: Plan) -> bool:
     return any(line is not None and size and line.delay + line.seconds(size) for line, size in ways)
 
 
-def predict_times(plan: Plan, assumptions: Assumptions | None = None, *, most: int | None = None) -> Times:
+def predict_times(plan: Plan, *, most: int | None = None) -> Times:
     """The schedule of a plan in time; `most` limits the micro-batches."""
-    assumptions = assumptions or find_assumptions(plan)
+    timed = takes_time(plan)
     count = len(plan.rows) if most is None else min(len(plan.rows), most)
-    found = (_phase(plan, phase, count, assumptions) for phase in range(count_phases(plan)))
-    return Times(assumptions, count, tuple(each for each in found if each.stages))
+    found = (_phase(plan, phase, count, timed) for phase in range(count_phases(plan)))
+    return Times(timed, count, tuple(each for each in found if each.stages))
 
 
 def count_held(plan: Plan) -> dict[str, int]:
@@ -203,13 +176,13 @@ def count_phases(plan: Plan) -> int:
     return max((len(stage.runs) for stage in plan.stages.values()), default=0)
 
 
-def _phase(plan: Plan, phase: int, count: int, assumptions: Assumptions) -> PhaseTimes:
+def _phase(plan: Plan, phase: int, count: int, timed: bool) -> PhaseTimes:
     stages = tuple(stage for stage in plan.stages.values() if stage.runs[phase])
     if not stages:
         return PhaseTimes(phase, (), Timeline(0, ()), ())
-    works = list(_works(plan, stages, phase, assumptions))
+    works = list(_works(plan, stages, phase, timed))
     hops = _hops(plan, [stage.name for stage in stages])
-    if not assumptions.timed:
+    if not timed:
         hops = {pair: Hop(None, None, 0.0, None if hop.backward is None else 0.0) for pair, hop in hops.items()}
     timeline = simulate(works, hops, count, name=plan.schedule, in_flight=plan.in_flight, recompute=plan.recompute)
     own, last = compute_pace(works, hops), len(stages) - 1
@@ -223,13 +196,13 @@ def _phase(plan: Plan, phase: int, count: int, assumptions: Assumptions) -> Phas
 
 
 # ---------------------------------------------------------------------- the simulator's input
-def _works(plan: Plan, stages: Sequence[PlanStage], phase: int, assumptions: Assumptions) -> Iterator[Work]:
+def _works(plan: Plan, stages: Sequence[PlanStage], phase: int, timed: bool) -> Iterator[Work]:
     """Simulated work of the stages, for their fastest replicas."""
-    codecs = list_codec_seconds(plan, [stage.name for stage in stages]) if assumptions.timed else {}
+    codecs = list_codec_seconds(plan, [stage.name for stage in stages]) if timed else {}
     for stage in stages:
         taken = {"F": 1.0, "B": _BACKWARD, "W": _BACKWARD / 2}
-        if assumptions.speed is not None:
-            taken = _divide_flops(stage, phase, len(plan.rows), assumptions.speed)
+        if timed:
+            taken = _divide_flops(stage, phase, len(plan.rows))
         forward, backward, weights = (taken[letter] if letter in stage.runs[phase] else 0.0 for letter in "FBW")
         slowness = tuple(max(stage.speeds) / speed for speed in stage.speeds)
         yield Work(
@@ -238,13 +211,13 @@ def _works(plan: Plan, stages: Sequence[PlanStage], phase: int, assumptions: Ass
         )  # fmt: skip
 
 
-def _divide_flops(stage: PlanStage, phase: int, micro_batches: int, speed: float) -> dict[str, float]:
+def _divide_flops(stage: PlanStage, phase: int, micro_batches: int) -> dict[str, float]:
     """Seconds of a micro-batch's part of a stage's FLOPs, forward and backward: equal parts if it runs in several
     phases. The second part of a divided backward is a separate call.
     """
     flops = {"F": stage.forward_flops, "B": stage.backward_flops, "W": stage.weights_flops}
     parts = {letter: micro_batches * max(sum(letter in runs for runs in stage.runs), 1) for letter in flops}
-    taken = {letter: CALL + count / (parts[letter] * speed) for letter, count in flops.items()}
+    taken = {letter: CALL + count / (parts[letter] * SPEED) for letter, count in flops.items()}
     return taken | {"B": taken["B"] + CALL * ("W" in stage.runs[phase])}
 
 

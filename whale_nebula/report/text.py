@@ -46,7 +46,7 @@ def boundary_lines(boundaries: Mapping[str, BoundaryReport]) -> list[str]:
 
 def coded_boundaries(boundaries: Mapping[str, BoundaryReport]) -> dict[str, BoundaryReport]:
     """The directions whose tensors a codec compressed."""
-    return {name: each for name, each in boundaries.items() if _small(each)}
+    return {n: b for n, b in boundaries.items() if b.codec not in ("", "none") or b.payload_bytes != b.raw_bytes}
 
 
 def describe_crossing(name: str, each: BoundaryReport) -> str:
@@ -57,10 +57,6 @@ def describe_crossing(name: str, each: BoundaryReport) -> str:
     """
     off = "" if each.error is None else f", error {each.error:.2g}"
     return f"{name} as {each.codec or _NOTHING} {size(each.wire_bytes)} ({100 * each.ratio:.3g} %{off})"
-
-
-def _small(boundary: BoundaryReport) -> bool:
-    return boundary.codec not in ("", "none") or boundary.payload_bytes != boundary.raw_bytes
 
 
 def _row(name: str, each: BoundaryReport) -> tuple[str, ...]:

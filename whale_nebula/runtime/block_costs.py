@@ -145,7 +145,7 @@ class _Bench:
         ]
         for block in sorted(blocks, key=lambda each: -work[each] if each != WHOLE else -math.inf):
             own = blocks[block]
-            if block == WHOLE and _count_bytes(layers) > _free_memory() / 4:
+            if block == WHOLE and _count_bytes(layers) > os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 4:
                 continue
             wanted = {(kind, rows): keys[kind, block, rows] for kind in own for rows in sorted(self.sizes)}
             if self.remaining_seconds > 0 and any(key not in self.known_costs for key in wanted.values()):
@@ -222,7 +222,8 @@ class _Bench:
 
     def _time_function(self, function: Function, inputs: Sequence[Any], part: int) -> CallTime:
         """Time a call with synchronised devices, using a share of the remaining budget."""
-        wait: Callable[[], Any] = tf.test.experimental.sync_devices if _has_gpu() else lambda: None
+        has_gpu = bool(tf.config.list_physical_devices("GPU"))
+        wait: Callable[[], Any] = tf.test.experimental.sync_devices if has_gpu else lambda: None
 
         def run() -> None:
             function(inputs)
@@ -271,11 +272,3 @@ def _count_bytes(layers: Layers) -> float:
     """The memory that all blocks together need for one step, in bytes."""
     chain = layers.chain
     return float((chain.weights + chain.slots + 2 * chain.gradients + layers.rows * chain.activations).sum())
-
-
-def _free_memory() -> float:
-    return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-
-
-def _has_gpu() -> bool:
-    return bool(tf.config.list_physical_devices("GPU"))

@@ -176,16 +176,16 @@ def _list_recorded_files() -> Mapping[str, Mapping[str, str]]:
         if name and name not in found:
             root = _find_root(each)
             rows = csv.reader((each.read_text("RECORD") or "").splitlines())
-            found[name] = {os.path.join(root, row[0]): row[1] for row in rows if len(row) == 3 and _is_code(row[0])}
+            found[name] = {
+                os.path.join(root, row[0]): row[1]
+                for row in rows
+                if len(row) == 3 and row[0].endswith(_CODE_SUFFIXES) and not row[0].startswith(("..", "/"))
+            }
     return found
 
 
 def _find_root(package: metadata.Distribution) -> str:
     return os.path.abspath(str(package.locate_file(".")))
-
-
-def _is_code(path: str) -> bool:
-    return path.endswith(_CODE_SUFFIXES) and not path.startswith(("..", "/"))
 
 
 @cache

@@ -170,10 +170,6 @@ class Bound(NamedTuple):
         fits = len(dims) == len(self.most) and all(size <= most for size, most in zip(dims, self.most, strict=True))
         return fits and dtype == self.dtype
 
-    def admits_encoded(self, codec: int, size: int, raw: int) -> bool:
-        """Whether a codec may have produced this many bytes from a tensor of `raw` bytes."""
-        return codec in self.codecs and size <= raw + self.extra
-
 
 class TensorArrived(NamedTuple):
     """A complete tensor, with the header of its last frame. For an encoded one, `array` holds the codec's bytes."""
@@ -238,7 +234,7 @@ class Assembly:
             if not bound.admits(name, header.dims):
                 wanted = f"{bound.dtype}, at most {bound.sizes}"
                 raise RemoteProtocolError(f"received {name}{list(header.dims)}, but the plan expects {wanted}")
-            if header.encoded and not bound.admits_encoded(header.codec, header.whole, raw):
+            if header.encoded and (header.codec not in bound.codecs or header.whole > raw + bound.extra):
                 allowed = f"codecs {sorted(bound.codecs)} and {bound.extra} bytes more" if bound.codecs else "no codec"
                 raise RemoteProtocolError(
                     f"received {header.whole} bytes of codec {header.codec} for a tensor of {raw} bytes, "

@@ -222,7 +222,18 @@ def find_fault(header: Header, *, sealed: bool = False) -> str | None:
         return f"kind {plain.kind} cannot have direction {plain.direction}"
     if plain.micro_batch < -1:
         return f"micro-batch {plain.micro_batch} is out of range"
-    return find_tensor_fault(plain) or _find_chunk_fault(plain)
+    if tensor_fault := find_tensor_fault(plain):
+        return tensor_fault
+    most = MESSAGE_BYTES if plain.kind == Kind.CONTROL else CHUNK_BYTES
+    if plain.kind == Kind.CONTROL and plain.whole > most:
+        return f"a control message of {plain.whole} bytes exceeds the limit of {most}"
+    if plain.offset % most or plain.length != min(most, plain.whole - plain.offset):
+        return f"invalid chunk of {plain.length} bytes at {plain.offset} of {plain.whole}"
+    if plain.last != (plain.offset + plain.length == plain.whole):
+        return f"the chunk at {plain.offset} of {plain.whole} is wrongly marked as last or not last"
+    if plain.whole and not plain.length:
+        return "empty chunk of a non-empty tensor"
+    return None
 
 
 def find_tensor_fault(header: Header) -> str | None:
@@ -246,16 +257,3 @@ def find_tensor_fault(header: Header) -> str | None:
     if any((header.program, header.step, header.phase, header.shard, header.slot, header.codec, header.state)):
         return "a control message cannot belong to a step"
     return None if header.micro_batch == -1 else f"a control message cannot belong to micro-batch {header.micro_batch}"
-
-
-def _find_chunk_fault(header: Header) -> str | None:
-    most = MESSAGE_BYTES if header.kind == Kind.CONTROL else CHUNK_BYTES
-    if header.kind == Kind.CONTROL and header.whole > most:
-        return f"a control message of {header.whole} bytes exceeds the limit of {most}"
-    if header.offset % most or header.length != min(most, header.whole - header.offset):
-        return f"invalid chunk of {header.length} bytes at {header.offset} of {header.whole}"
-    if header.last != (header.offset + header.length == header.whole):
-        return f"the chunk at {header.offset} of {header.whole} is wrongly marked as last or not last"
-    if header.whole and not header.length:
-        return "empty chunk of a non-empty tensor"
-    return None

@@ -22,10 +22,10 @@ from cryptography.x509.oid import NameOID
 
 from tests.unit.accounts.conftest import GOOD, Site, identify
 from whale_nebula.accounts import server, service
-from whale_nebula.accounts.connections import PendingConnections, find_source
 from whale_nebula.accounts.login import LoginRequest
 from whale_nebula.accounts.registry import INVITATION, PASSWORD, TOKEN, Registry
 from whale_nebula.accounts.rows import FILE
+from whale_nebula.accounts.server import PendingConnections, find_source
 from whale_nebula.accounts.service import _read_answer, serve
 from whale_nebula.cli import accounts as accounts_command
 from whale_nebula.cli import login as login_command

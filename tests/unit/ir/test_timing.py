@@ -8,15 +8,14 @@ import whale_nebula as nb
 from whale_nebula.plan.records import PlanBoundary, PlanLink, PlanStage
 from whale_nebula.plan.timing import (
     CALL,
-    SPEED,
-    Assumptions,
     Coding,
     count_held,
+    describe_assumptions,
     duration,
-    find_assumptions,
     list_codec_seconds,
     predict_times,
     step_text,
+    takes_time,
 )
 from whale_nebula.wire.frame import count_wire_bytes
 
@@ -40,7 +39,7 @@ def make_plan(rate: float | None, delay: float = 0.0, *, count: int = 4, schedul
 
 def test_free_links_assume_equal_stages() -> None:
     found = predict_times(make_plan(None))
-    assert str(found.assumed) == "assuming equal stages: forward 1, backward 2, transfers 0"
+    assert describe_assumptions(found.timed) == "assuming equal stages: forward 1, backward 2, transfers 0"
     assert found.seconds == (4 + 1) * 3
 
 
@@ -48,8 +47,10 @@ def test_slow_link_assumes_a_compute_speed() -> None:
     rate, delay = 8e6, 0.01
     taken = 8 * count_wire_bytes(SIZE) / rate
     found = predict_times(make_plan(rate, delay))
-    assert found.assumed == Assumptions(SPEED)
-    assert str(found.assumed) == "assuming that stages compute at 1 TFLOP/s, plus 500 µs for each call"
+    assert (
+        found.timed
+        and describe_assumptions(True) == "assuming that stages compute at 1 TFLOP/s, plus 500 µs for each call"
+    )
     works = 4 * CALL  # of both stages, forward and backward, where a few FLOPs are nothing
     assert found.seconds == pytest.approx(4 * taken + taken + 2 * delay + works, rel=1e-6), (
         "the step waits for the link"
@@ -63,7 +64,6 @@ def test_times_of_large_stages_follow_their_flops() -> None:
     }
     (phase,) = predict_times(replace(plan, stages=large)).phases
     assert phase.timeline.busy(0) == pytest.approx(4 * (1.0 + 2.0 + 2 * CALL))
-    assert predict_times(replace(plan, stages=large), Assumptions(10 * SPEED)).seconds < phase.timeline.seconds / 5
 
 
 def test_stage_of_two_phases_computes_half_in_each() -> None:
@@ -74,8 +74,7 @@ def test_stage_of_two_phases_computes_half_in_each() -> None:
 
 
 def test_link_with_only_a_delay_is_timed() -> None:
-    assert find_assumptions(make_plan(None, 0.02)) == Assumptions(SPEED)
-    assert find_assumptions(make_plan(None)) == Assumptions()
+    assert takes_time(make_plan(None, 0.02)) and not takes_time(make_plan(None))
 
 
 def test_step_text_includes_the_exchange_of_clusters() -> None:
@@ -155,8 +154,5 @@ def test_codec_seconds_are_part_of_drawing_and_step() -> None:
     assert after.timeline.busy(1) == pytest.approx(before.timeline.busy(1) + 4 * (0.05 + 0.025))
     assert predict_times(add_codec_seconds(slow)).seconds > predict_times(slow).seconds
     assert " with codecs, " in step_text(add_codec_seconds(slow)) and "codecs" not in step_text(slow)
-    assert (
-        predict_times(add_codec_seconds(free)).seconds == predict_times(free).seconds
-        and not find_assumptions(free).timed
-    )
+    assert predict_times(add_codec_seconds(free)).seconds == predict_times(free).seconds and not takes_time(free)
     assert " with codecs, " in step_text(replace(add_codec_seconds(slow), exchange_seconds=0.1))

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from tests.parity_harness import data
-from whale_nebula.runtime.step.handover import Handover
+from whale_nebula.runtime.step.compiled import Handover
 
 WIDTH = 512
 """Of a square weight of 1 MiB, which counts as a large one."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from whale_nebula.plan.html import Markup, element, join_markup
 from whale_nebula.plan.html.graph import Arrow, color, graph, layout
-from whale_nebula.plan.html.timeline import draw_schedule
 from whale_nebula.plan.records import PlanBoundary, PlanLayer, PlanStage, RateCurves
 from whale_nebula.plan.splits import list_device_facts
 from whale_nebula.plan.text import (
@@ -29,8 +28,9 @@ from whale_nebula.plan.text import (
     sections,
     worker_of,
 )
-from whale_nebula.plan.timing import duration
+from whale_nebula.plan.timing import PhaseTimes, Row, describe_assumptions, duration, predict_times, step_text
 from whale_nebula.report.records import size
+from whale_nebula.schedule.simulate import Span
 from whale_nebula.spec import Spec
 
 if TYPE_CHECKING:
@@ -166,6 +166,7 @@ def plan_html(plan: Plan) -> str:
         "program": plan.program_digest[:12],
         "versions": " · ".join(f"{name} {version}" for name, version in plan.versions.items()),
     }
+    has_weights = any("W" in runs for stage in plan.stages.values() for runs in stage.runs)
     return _PAGE.substitute(
         {name: escape(text) for name, text in words.items()},
         style=_read_asset("plan.css"),
@@ -177,13 +178,8 @@ def plan_html(plan: Plan) -> str:
             *_candidates(plan), [_section(plan, title, each) for title, each in sections(plan).items()]
         ),
         schedule=draw_schedule(plan),
-        weights=element("span", "gradients of weights", class_="key weights") if _divides(plan) else Markup(),
+        weights=element("span", "gradients of weights", class_="key weights") if has_weights else Markup(),
     )
-
-
-def _divides(plan: Plan) -> bool:
-    """Whether gradients of weights are functions of their own."""
-    return any("W" in runs for stage in plan.stages.values() for runs in stage.runs)
 
 
 def _read_asset(name: str) -> str:
@@ -340,6 +336,96 @@ def _facts(*facts: tuple[str, str]) -> Markup:
     return element("dl", [join_markup(element("dt", name), element("dd", value)) for name, value in facts])
 
 
+# ---------------------------------------------------------------------- the schedule: a row for each stage and link
+_ROW, _LINE, _GAP, _TOP = 30, 18, 7, 26
+_WIDTH, _MARGIN = 1180, 128
+_BLOCKS = 480
+"""The approximate number of blocks of stages that are drawn, with at most `_MOST` micro-batches."""
+_MOST = 24
+
+
+def draw_schedule(plan: Plan) -> Markup:
+    """The schedule as the plan's text assumes it, with the assumption and its result."""
+    drawn = predict_times(plan, most=max(4, min(_MOST, _BLOCKS // max(len(plan.stages), 1))))
+    notes = [describe_assumptions(drawn.timed)]
+    if drawn.micro_batches < len(plan.rows):
+        notes.append(f"the first {drawn.micro_batches} of {len(plan.rows)} micro-batches")
+    if drawn.timed:
+        notes.append(step_text(plan))
+    figures = [_Clock(plan, phase, drawn.timed).figure(len(drawn.phases) > 1) for phase in drawn.phases]
+    clocks = element("div", figures, class_="scroll clocks", tabindex=0, role="region", aria_label="schedule")
+    return join_markup(element("p", " ".join(f"{n[:1].upper()}{n[1:]}." for n in notes), class_="note"), clocks)
+
+
+@dataclass(frozen=True)
+class _Clock:
+    """The drawing of one phase."""
+
+    plan: Plan
+    phase: PhaseTimes
+    timed: bool
+
+    @property
+    def end(self) -> float:
+        return max((span.end for span in self.phase.timeline.spans), default=1.0) or 1.0
+
+    def x(self, seconds: float) -> float:
+        return _MARGIN + seconds * _WIDTH / self.end
+
+    def when(self, seconds: float) -> str:
+        if not self.timed:
+            return f"{seconds:g}"
+        return duration(seconds) if seconds else "0"
+
+    def figure(self, several: bool) -> Markup:
+        label, y, rows = f"Phase {self.phase.phase}" if several else "Schedule", _TOP, []
+        for row in self.phase.rows(lines=self.timed):
+            height = _LINE if row.stage is None else _ROW
+            rows.append(self.row(row, y, height))
+            y += height + _GAP
+        height, said = y + 6, f"{label}: {describe_assumptions(self.timed)}"
+        view = f"0 0 {_MARGIN + _WIDTH + 16} {height}"
+        drawn = element("svg", self.axis(height), rows, class_="clock", viewBox=view, role="img", aria_label=said)
+        return element("figure", element("figcaption", label) if several else None, drawn, class_="time")
+
+    def row(self, row: Row, y: int, height: int) -> Markup:
+        name = row.name if row.stage is not None else row.name.replace("->", " → ")
+        label = name if len(name) < 17 else f"{name[:15]}…"
+        return element(
+            "g",
+            element("text", label, class_="row end", x=_MARGIN - 12, y=y + height / 2 + 4),
+            element("rect", class_="rest", x=_MARGIN, y=y, width=_WIDTH, height=height, rx=4),
+            [self.block(span, y, height) for span in row.spans if span.seconds or row.stage is None],
+            class_="wire" if row.stage is None else f"c{color(self.plan, row.stage.cluster)}",
+        )
+
+    def block(self, span: Span, y: int, height: int) -> Markup:
+        x, width = self.x(span.start), max(self.x(span.end) - self.x(span.start) - 1.0, 1.5)
+        name = f"{span.what}{span.micro_batch}"
+        text = element("text", name, class_="middle", x=round(x + width / 2, 1), y=y + height / 2 + 4)
+        return element(
+            "g",
+            element("rect", x=round(x, 2), y=y, width=round(width, 2), height=height, rx=min(4, width / 2)),
+            text if width > 7 * len(name) + 4 else None,
+            class_=span.what.lower(),
+            data_t=f"{name} · {self.when(span.start)} to {self.when(span.end)}",
+            data_m=span.micro_batch,
+        )
+
+    def axis(self, height: float) -> list[Markup]:
+        """Ticks at round times: multiples of the first of 1, 2, 5, 10 ... above an eighth of the total."""
+        least = self.end / 8
+        power = 10.0 ** math.floor(math.log10(least))
+        step = next(unit * power for unit in (1, 2, 5, 10) if unit * power >= least * (1 - 1e-9))
+        ticks = []
+        for number in range(int(self.end / step + 1e-9) + 1):
+            x, when = self.x(number * step), self.when(number * step)
+            ticks.append(element("path", class_="tick", d=f"M{x:g} {_TOP - 6}V{height - 4:g}"))
+            ticks.append(element("text", when, class_="tick middle", x=round(x, 1), y=13))
+        return ticks
+
+
+# ---------------------------------------------------------------------- the step time by link rate
 WIDTH, HEIGHT = 920, 330
 LEFT, RIGHT, TOP, BOTTOM = 70, 16, 14, 54
 

@@ -377,7 +377,9 @@ class Checkpoints:
     def receive_sheets(self, sheets: Mapping[str, Any]) -> None:
         """Receive the sheets of all processes for the same step."""
         for number, level in enumerate(self.levels if self.notices is None else ()):
-            level.receive_sheets({worker: _find_entry(sheet, number) for worker, sheet in sheets.items()})
+            # a sheet is untrusted, because another process has sent it
+            entries = {w: s[number] if isinstance(s, list) and len(s) > number else None for w, s in sheets.items()}
+            level.receive_sheets(entries)
 
     # ------------------------------------------------------------------ fits of Keras
     def begin_epoch(self, program: str, epoch: int, callbacks: Sequence[Any]) -> None:
@@ -566,11 +568,6 @@ class Checkpoints:
             restore_signal(number)
         for level in self.levels:
             level.close()
-
-
-def _find_entry(sheet: Any, number: int) -> Any:
-    """A worker's entry for a level; untrusted, because another process has sent it."""
-    return sheet[number] if isinstance(sheet, list) and len(sheet) > number else None
 
 
 def fingerprint(tensors: Sequence[Any]) -> str:

@@ -28,10 +28,38 @@ from whale_nebula.runtime.replicas.collectives import ReplicaSums
 from whale_nebula.runtime.split.groups import Group, LocalGroup, Pieces
 from whale_nebula.runtime.split.lowering import Lowering, SplitStage
 from whale_nebula.runtime.split.shards import CollectiveGroup, Shards
-from whale_nebula.runtime.step.handover import Handover
 from whale_nebula.runtime.step.rollback import OpLocations
 from whale_nebula.spec import Spec, Value
 from whale_nebula.tf import private as tf_private
+
+
+class Handover:
+    """A variable through which a function gets a tensor as its only owner, so that TensorFlow writes results into its
+    memory; it is empty before and after. The caller of a tf.function holds its arguments until it returns, so an update
+    that reads a gradient would need memory for another temporary tensor of that size.
+
+    >>> handover = Handover(tf.float32)
+    >>> handover.put(tf.constant([1.0, 2.0]))
+    >>> tf.function(lambda: 2 * handover.take([2]))().numpy().tolist()
+    [2.0, 4.0]
+    >>> handover.variable.shape, len(handover.variable.numpy())
+    (TensorShape(None), 0)
+    """
+
+    def __init__(self, dtype: Any) -> None:
+        self.variable = tf.Variable(tf.zeros([0], dtype), trainable=False, shape=tf.TensorShape(None))
+
+    def put(self, tensor: Any) -> None:
+        """Hold a tensor until the function takes it; the caller drops its own references."""
+        tf.raw_ops.AssignVariableOp(resource=self.variable.handle, value=tensor)
+
+    def take(self, shape: Sequence[int | None]) -> Any:
+        """The tensor, in a function that is being traced; from there on only the function holds it."""
+        tensor = self.variable.read_value()
+        with tf.control_dependencies([tensor]):
+            empty = tf.raw_ops.AssignVariableOp(resource=self.variable.handle, value=tf.zeros([0], tensor.dtype))
+        with tf.control_dependencies([empty]):
+            return tf.ensure_shape(tensor, shape)
 
 
 @dataclass(frozen=True)

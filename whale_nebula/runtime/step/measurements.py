@@ -432,16 +432,12 @@ def changes(before: Cut, after: Cut) -> Iterator[str]:
     for number, stage in enumerate(before.program.stages):
         was, now = (count_turns(_find_order(cut, number), stage.replicas, count) for cut in (before, after))
         if was != now:
-            new, old = map(_format_ratio, (now, was))
+            new, old = (" : ".join(map(str, turns)) for turns in (now, was))
             yield f"the replicas of {stage.key} now take {new} micro-batches instead of {old}"
 
 
 def _find_order(cut: Cut, stage: int) -> Order:
     return cut.orders[stage] if cut.orders else ()
-
-
-def _format_ratio(numbers: Iterable[int]) -> str:
-    return " : ".join(map(str, numbers))
 
 
 def slowness(seconds: Speeds, cut: Cut) -> dict[int, tuple[float, ...]]:

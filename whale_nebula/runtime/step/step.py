@@ -40,11 +40,6 @@ from whale_nebula.tf.threads import keeps_losses
 Shapes = tuple[tuple[int | None, ...] | None, ...]
 
 
-def list_shapes(tensors: Sequence[Any]) -> Shapes:
-    """The shapes of a batch's tensors; None for other values."""
-    return tuple(_find_shape(tensor) for tensor in tensors)
-
-
 def _find_shape(tensor: Any) -> tuple[int | None, ...] | None:
     shape = getattr(tensor, "shape", None)
     return None if shape is None or getattr(shape, "rank", 0) is None else tuple(shape)
@@ -257,7 +252,7 @@ class Step:
             failure.why = "\n".join(filter(None, [failure.why, other]))
             raise
         self.steps = last.steps
-        self.first = self.first or list_shapes(tensors)
+        self.first = self.first or tuple(map(_find_shape, tensors))
         return results
 
     def call(self, unpack: Unpack, tensors: Sequence[Any]) -> Any:
