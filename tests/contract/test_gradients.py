@@ -1,5 +1,6 @@
 """Gradients: TensorFlow's own, its tapes, `tf.gradients` and its vectorizer."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -7,17 +8,18 @@ import pytest
 import tensorflow as tf
 
 from tests.contract.tracing import record_calls, trace_graph
+from whale_nebula.tf import gradients
 from whale_nebula.tf import private as tf_private
 
 
 def test_differentiate_stops_at_the_given_tensors() -> None:
     def step(x: Any) -> Any:
         y = tf.sin(x)
-        (found,) = tf_private.differentiate([y * x], [x], [2.0 * tf.ones_like(y)], [y])
+        (found,) = gradients.differentiate([y * x], [x], [2.0 * tf.ones_like(y)], [y])
         return found
 
     np.testing.assert_allclose(tf.function(step)(tf.constant([0.5])), 2.0 * np.sin([0.5]), rtol=1e-6)
-    assert tf_private.differentiate([], [], [], []) == []
+    assert gradients.differentiate([], [], [], []) == []
 
 
 def test_differentiate_accepts_handles_and_returns_all_kinds() -> None:
@@ -29,7 +31,7 @@ def test_differentiate_accepts_handles_and_returns_all_kinds() -> None:
         y = tf.gather(table, ids) @ kernel + 0.0 * tf.stop_gradient(unused)
         inner = {id(e): i for e, i in tf.compat.v1.get_default_graph().captures}
         sources = [inner[id(v.handle)] for v in (table, kernel, unused)]
-        kinds.extend(map(type, tf_private.differentiate([y], sources, [tf.ones_like(y)], [])))
+        kinds.extend(map(type, gradients.differentiate([y], sources, [tf.ones_like(y)], [])))
         return y
 
     trace_graph(step, tf.TensorSpec([None], tf.int32))
@@ -114,7 +116,7 @@ def test_patch_gradients_covers_tf_gradients_and_v1_optimizers() -> None:
         pairs = optimizer.compute_gradients(loss, [variable])
         return tf.gradients([loss, loss], [variable])[0], pairs[0][0]
 
-    with tf_private.patch_gradients(asked).apply():
+    with gradients.patch_gradients(asked).apply():
         twice, once = tf.function(step, autograph=False)()
     assert sorted(heard) == [(1, 1), (2, 1)]
     assert (float(twice), float(once)) == (8.0, 4.0)
@@ -123,7 +125,7 @@ def test_patch_gradients_covers_tf_gradients_and_v1_optimizers() -> None:
 def test_patch_gradients_omits_bodies_of_loops_and_conds() -> None:
     """The gradients of a loop or a cond are TensorFlow's own matter: it says which graph they are about."""
     heard: list[Any] = []
-    with tf_private.patch_gradients(lambda *options: heard.append(options)).apply():
+    with gradients.patch_gradients(lambda *options: heard.append(options)).apply():
 
         def step(x: Any) -> Any:
             with tf.GradientTape() as tape:
@@ -184,3 +186,55 @@ def test_record_on_tapes_reports_requested_sources() -> None:
     assert tape.gradient(head * 2.0, x) is None
     assert len(requests) == 2, "nothing goes back through it"
     assert {variable.ref() for variable in tape.watched_variables()} == {x.ref(), head.ref()}
+
+
+def test_differentiate_names_gradients_like_a_tape() -> None:
+    """Sums have the terms of those of a tape, with the same names (tests/unit/capture/test_gradient_order.py: bits)."""
+    terms: list[list[str]] = []
+
+    def step(x: Any) -> Any:
+        scopes: dict[str, str] = {}
+        record = gradients.patch_records(lambda outputs: scopes.update({outputs[0].op.name: get_name_scope()}))
+        get_name_scope = gradients.get_name_scope
+        with tf.GradientTape() as tape, record.apply():
+            tape.watch(x)
+            mean = tf.reduce_mean(x)
+            y = x * mean + tf.square(x - tf.stop_gradient(mean))
+        operations = tf.compat.v1.get_default_graph().get_operations()
+        order = gradients.TapeOrder({op: -number for number, op in enumerate(operations)}, scopes)
+        found = gradients.differentiate([y], [x], [tf.ones_like(y)], [], order)[0]
+        found += tape.gradient(y, x)
+        sums = (op for op in tf.compat.v1.get_default_graph().get_operations() if op.type == "AddN")
+        terms.extend([re.sub(r"_\d+\b", "", term.op.name) for term in op.inputs] for op in sums)
+        return found
+
+    trace_graph(step, tf.TensorSpec([None], tf.float32))
+    own, tapes = terms[: len(terms) // 2], terms[len(terms) // 2 :]
+    assert len(own) > 0 and [sorted(each) for each in own] == [sorted(each) for each in tapes]
+
+
+def test_patch_records_hears_of_ops_only_while_a_tape_is_open() -> None:
+    heard: list[str] = []
+
+    def step(x: Any) -> Any:
+        with gradients.patch_records(lambda outputs: heard.append(outputs[0].op.type)).apply():
+            x = tf.sin(x)
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                x = tf.exp(x)
+        return x
+
+    trace_graph(step, tf.TensorSpec([], tf.float32))
+    assert heard == ["Exp"]
+
+
+def test_get_name_scope_is_that_of_the_current_graph() -> None:
+    found: list[str] = []
+
+    def step() -> None:
+        with tf.name_scope("outer"), tf.name_scope("inner"):
+            found.append(gradients.get_name_scope())
+        found.append(gradients.get_name_scope())
+
+    trace_graph(step)
+    assert found == ["outer/inner", ""]

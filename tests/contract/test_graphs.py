@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.contract.tracing import VECTOR, trace_graph
-from whale_nebula.tf import drawing, guarded_variables, initial_values
+from whale_nebula.tf import drawing, gradients, guarded_variables, initial_values
 from whale_nebula.tf import private as tf_private
 
 layers = keras.layers
@@ -272,7 +272,7 @@ def test_make_guarded_class_intercepts_reads_and_writes() -> None:
 def test_find_forward_op_of_a_gradient_op() -> None:
     def step(x: Any) -> Any:
         y = tf.sin(x, name="forward")
-        return tf_private.differentiate([y], [x], [None], [])[0]
+        return gradients.differentiate([y], [x], [None], [])[0]
 
     graph = trace_graph(step, VECTOR)
     made = [op for op in graph.get_operations() if "_grad/" in op.name]

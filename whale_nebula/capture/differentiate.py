@@ -17,6 +17,7 @@ loss) is not sent: the previous stage computes it itself.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +35,7 @@ from whale_nebula.passes.checks import backward_flow_error, check_order
 from whale_nebula.passes.label import label_ops
 from whale_nebula.passes.readings import bind_readers
 from whale_nebula.site import script_site
+from whale_nebula.tf import gradients
 from whale_nebula.tf import private as tf_private
 
 Tensor = Any
@@ -71,6 +73,8 @@ def differentiate(
     with everywhere if tape is None else tf_private.reopen_tape(tape) as is_followed:
         region = _Region(trace, operations, [_handle(s) for s in sources], is_followed, request)
         region.find_reached()
+    if tape is not None:
+        region.order = gradients.TapeOrder(region.rank_operations(targets), trace.scopes)
     request.origins = [s if getattr(s, "graph", None) is trace.graph else None for s in region.sources]
     region.build(list(targets), list(seeds))
     request.backward = frozenset(op.name for op in trace.graph.get_operations() if op.name not in request.before)
@@ -115,6 +119,7 @@ class _Region:
     request: LiveRequest
     reachable_tensors: set[Any] = field(default_factory=set)
     local_gradients: set[Any] = field(default_factory=set)
+    order: gradients.TapeOrder | None = None
 
     def find_reached(self) -> None:
         """Find the tensors that the tape recorded from a source: gradients flow only through these."""
@@ -128,6 +133,28 @@ class _Region:
                     t for t in op.outputs if ours or t.dtype in (tf.variant, tf.resource) or self.is_followed(t)
                 )
                 self.reachable_tensors.update(t.ref() for t in local_gradients)
+
+    def rank_operations(self, targets: Sequence[Tensor]) -> dict[Any, int]:
+        """The ops between targets and sources in the order in which a tape visits them: an op follows its readers."""
+        readers, seen, stack = Counter[Any](), set[Any](), [target.op for target in targets]
+        while stack:
+            op = stack.pop()
+            if op not in seen:
+                seen.add(op)
+                recorded = [tensor.op for tensor in op.inputs if tensor.ref() in self.reachable_tensors]
+                readers.update(recorded)
+                stack += recorded
+        ready = deque(op for op in dict.fromkeys(target.op for target in targets) if not readers[op])
+        ranks: dict[Any, int] = {}
+        while ready:
+            op = ready.popleft()
+            ranks[op] = len(ranks)
+            for tensor in op.inputs:
+                if tensor.ref() in self.reachable_tensors:
+                    readers[tensor.op] -= 1
+                    if not readers[tensor.op]:
+                        ready.append(tensor.op)
+        return ranks
 
     def build(self, targets: list[Tensor], seeds: list[Tensor]) -> None:
         """Differentiate stage by stage, last to first."""
@@ -151,11 +178,12 @@ class _Region:
         self._check_lists(stage, boundaries)
         wanted = [(n, s) for n, s in enumerate(self.sources) if s.ref() in inside and self._stage(s, stage) == stage]
         before = len(self.trace.graph.get_operations())
-        found = tf_private.differentiate(
+        found = gradients.differentiate(
             [t for t, _ in ends],
             flowing + [s for _, s in wanted],
             [s for _, s in ends],
             [*boundaries, *stops],
+            self.order,
         )
         self.request.created_ops += [(stage, op) for op in self.trace.graph.get_operations()[before:]]
         for tensor, gradient in zip(flowing, found[: len(flowing)], strict=True):
@@ -374,6 +402,13 @@ def enter_tape(tape: tf.GradientTape) -> tf.GradientTape:
     if trace is not None:
         trace.tapes.append(tape)
     return _original_enter(tape)
+
+
+def note_scope(outputs: Sequence[Tensor]) -> None:
+    """Record the name scope of an op that a tape may record."""
+    trace = current_trace()
+    if trace is not None and outputs and outputs[0].graph is trace.graph:
+        trace.scopes[outputs[0].op.name] = gradients.get_name_scope()
 
 
 def note_mask(tensor: Any, mask: Any) -> None:

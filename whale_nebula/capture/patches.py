@@ -36,6 +36,7 @@ from whale_nebula.capture.tracing import Stamper, Tracing, current_graph_trace, 
 from whale_nebula.passes.branches import NO_OWNER, Branch, Owners, find_bundle_aliases, rewire, split_branches
 from whale_nebula.passes.phases import MAX_SMALL_BYTES
 from whale_nebula.scopes.frames import Frame, Watcher, watchers
+from whale_nebula.tf import gradients
 from whale_nebula.tf import patch as tf_patch
 from whale_nebula.tf import private as tf_private
 from whale_nebula.tf.patch import Patch, apply_patches
@@ -189,7 +190,8 @@ TRACING_PATCHES = (
     Patch(tf.GradientTape, "gradient", differentiate.answer_tape),
     Patch(tf.GradientTape, "__enter__", differentiate.enter_tape),
     Patch(tf_private.parallel_for, "_pfor_impl", differentiate.run_vectorized),
-    tf_private.patch_gradients(differentiate.answer_gradients),
+    gradients.patch_gradients(differentiate.answer_gradients),
+    gradients.patch_records(differentiate.note_scope),
     tf_private.patch_masks(differentiate.note_mask),
     Patch(tf_private.PolymorphicFunction, "__call__", call_inlined),
     tf_private.patch_cond(split_condition),

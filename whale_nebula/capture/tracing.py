@@ -124,7 +124,8 @@ class Tracing:
 
     `places` are those of `placed`, if a model is placed. A `plain` trace belongs to a step that runs uncut: TensorFlow
     computes its gradients, and only projections are applied (see `projection`). `assignment` has the stages of a step
-    without scopes, by the paths of its variables, and `handles` these paths by the id of the handle.
+    without scopes, by the paths of its variables, and `handles` these paths by the id of the handle. `scopes` has the
+    name scope in which a tape recorded an op.
     """
 
     graph: Any
@@ -144,6 +145,7 @@ class Tracing:
     summed: list[Any] = field(default_factory=list)
     grown: set[str] = field(default_factory=set)
     tapes: list[Any] = field(default_factory=list)
+    scopes: dict[str, str] = field(default_factory=dict)
     assignment: Assignment | None = None
     handles: Mapping[int, str] = field(default_factory=dict)
 

@@ -30,8 +30,10 @@ MOST_CROSSING = 4
 """The maximum number of tensors that cross at a cut."""
 LABELLED_ROWS = 32
 """The number of rows with which `passes.label` counts bytes."""
-_GRADIENT = re.compile(r"nebula(?:_\d+)?/(.+)_grad/")
-"""The pattern of the names of a gradient's ops, which contain that of the forward's op."""
+_GRADIENT = re.compile(r"(?:gradient_tape/(.+)|nebula(?:_\d+)?/(.+)_grad)/")
+"""The pattern of the names of a gradient's ops: the name scope in which a tape recorded the forward's op, or for
+`tf.gradients` the name of that op.
+"""
 
 Pace = Callable[[str, float, float], float]
 """Seconds of one op: its kernel, its FLOPs, and the bytes that it reads and writes."""
@@ -431,16 +433,23 @@ class _ChainBuilder:
 
     # ------------------------------------------------------------------ work
     def _find_homes(self, count: int) -> dict[int, int]:
-        """The block of each op of the backward: that of the op whose gradient it computes, by its name, else that of
-        the backward's ops that it reads.
+        """The block of each op of the backward: that of the op whose gradient it computes, by its name or name scope,
+        else that of the backward's ops that it reads.
         """
-        names = {self.graph.ops[op].name: block for op, block in self.block.items()}
+        blocks: dict[str, set[int]] = {}
+        for forward, block in self.block.items():
+            blocks.setdefault(self.graph.ops[forward].name.rpartition("/")[0], set()).add(block)
+        names = {scope: min(own) for scope, own in blocks.items() if len(own) == 1}
+        names |= {self.graph.ops[forward].name: block for forward, block in self.block.items()}
         block_of_op: dict[int, int] = {}
         for index in sorted(self.backward_ops):
             op = self.graph.ops[index]
             above = min((block_of_op[value.op] for value in op.inputs if value.op in block_of_op), default=count - 1)
             made = _GRADIENT.match(op.name)
-            block_of_op[index] = names.get(made[1], above) if made else above
+            scope = (made[1] or made[2]) if made else ""
+            while scope and scope not in names:
+                scope = scope.rpartition("/")[0]
+            block_of_op[index] = names.get(scope, above)
         return block_of_op
 
     def _list_ops(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,7 +45,7 @@ from tensorflow.python.eager.polymorphic_function import autograph_util, functio
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function as PolymorphicFunction
 from tensorflow.python.framework import func_graph as func_graph_lib
 from tensorflow.python.framework import function_def_to_graph, kernels, op_callbacks, random_seed
-from tensorflow.python.ops import cond_v2, custom_gradient, gradients_util, handle_data_util
+from tensorflow.python.ops import cond_v2, custom_gradient, handle_data_util
 from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_for
 from tensorflow.python.util import dispatch, nest, tf_stack
 
@@ -76,37 +75,6 @@ def stamp_ops(graph: Any, stamps: Mapping[str, str | int]) -> contextlib.Abstrac
     }
     scope: contextlib.AbstractContextManager[None] = graph._attr_scope(values)
     return scope
-
-
-_gradients_helper = gradients_util._GradientsHelper
-
-
-def patch_gradients(compute_gradients: Callable[..., list[Any] | None]) -> Patch:
-    """Call `compute_gradients(targets, sources, seeds, stops, unconnected)` instead of `tf.gradients`.
-
-    This includes every v1 optimizer's `compute_gradients` of a tensor. If the result is None, TensorFlow computes them.
-    """
-
-    def helper(ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs: Any) -> Any:
-        bound = inspect.signature(_gradients_helper).bind(ys, xs, grad_ys, *args, **kwargs)
-        bound.apply_defaults()
-        options = bound.arguments
-        found = None
-        if options["src_graph"] is None:
-            found = compute_gradients(ys, xs, grad_ys, options["stop_gradients"], options["unconnected_gradients"])
-        return _gradients_helper(ys, xs, grad_ys, *args, **kwargs) if found is None else found
-
-    return Patch(gradients_util, "_GradientsHelper", helper)
-
-
-def differentiate(
-    targets: Sequence[Any], sources: Sequence[Any], seeds: Sequence[Any], stops: Sequence[Any]
-) -> list[Any]:
-    """The gradients of `targets` (weighted by `seeds`) in the current graph; None, dense or IndexedSlices each."""
-    if not sources:
-        return []
-    found = _gradients_helper(list(targets), list(sources), list(seeds), stop_gradients=list(stops), name="nebula")
-    return list(found)
 
 
 _build_cond = cond_v2._build_cond
