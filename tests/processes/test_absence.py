@@ -29,7 +29,7 @@ def prepare_clusters(folder: Path, names: Sequence[str], **options: Any) -> Iter
     clusters = {name: {"workers": [f"127.0.0.1:{free_port()}"]} for name in names}
     elastic = {name: {"min": 0} for name in names if name in MAY_MISS}
     with prepare_sites(
-        folder, names, clusters=clusters, elastic=elastic, restarts=8, **{"patience": "120s", **options}
+        folder, names, clusters=clusters, **{"elastic": elastic, "restarts": 8, "patience": "120s", **options}
     ) as found:
         found.has_separate_folders = True
         yield found
@@ -99,7 +99,7 @@ THREE = ("gpu", "npu", "tpu")
 CASES = {
     "two clusters": (("gpu", "npu"), {"npu": 6}, {14: ["npu"]}, ["", ""]),
     "one of three": (THREE, {"npu": 6}, {14: ["npu"]}, ["", ""]),
-    "the first of two": (("npu", "gpu"), {"npu": 6}, {14: ["npu"]}, ["", ""]),
+    "the first of two": (("npu", "xpu"), {"npu": 6}, {14: ["npu"]}, ["", ""]),
     "both in turn": (("gpu", "npu"), {"npu": 6, "gpu": 17}, {18: ["npu"]}, ["", "npu", ""]),
     "one of three, and the decider": (THREE, {"npu": 6, "gpu": 17}, {18: ["npu"]}, ["", "npu", ""]),
     "the decider of three": (THREE, {"gpu": 6}, {}, ["", ""]),
