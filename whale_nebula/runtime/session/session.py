@@ -169,7 +169,7 @@ class Session:
         return greetings
 
     def _receive_greetings(self) -> dict[str, dict[str, Any]]:
-        """The greetings of all peers. Raises if a peer has greeted and left again while another one is awaited, because no
+        """The greetings of all peers. Raises if one has greeted and left again while another one is awaited, because no
         session could begin with it.
         """
         received: dict[str, dict[str, Any]] = {}
