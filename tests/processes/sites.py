@@ -166,7 +166,7 @@ class Sites:
     def write_config(self, name: str, other: Mapping[str, Any] | None = None) -> str:
         """Write a config: the common one, with these changes; returns its path."""
         path = self.folder / f"{name}.yaml"
-        path.write_text(yaml.safe_dump({**self.config, **(other or {})}))
+        path.write_text(yaml.safe_dump({**self.config, **(other or {})}, sort_keys=False))
         return str(path)
 
     def certs(self, *words: str) -> None:

@@ -166,7 +166,9 @@ KINDS: Mapping[str, MessageKind] = MappingProxyType(
                 "seeds": _make_list_check(_make_list_check(_is_number)),
             },
         ),
-        "LEAVING": MessageKind(Trigger.NOTE, {"program": is_count, "step": is_count, "why": _is_text}),
+        "LEAVING": MessageKind(
+            Trigger.NOTE, {"program": is_count, "step": is_count, "why": _is_text}, {"worker": _is_text}
+        ),
         "SAVING": MessageKind(Trigger.NOTE, {"level": is_count, "step": is_count}, {"part": _is_text}),
         "BYE": MessageKind(Trigger.BYE),
         "FAIL": MessageKind(Trigger.FAIL, {}, {"reason": _is_anything, "last": _is_flag}),

@@ -1,8 +1,8 @@
-"""Worker: trains a copy of a model in each cluster; npu is lost in the first start, and returns.
+"""Worker: trains a copy of a model in each cluster; some are lost in the first start, and return.
 
 `plan` has after which step of the first start the first worker of a cluster is killed, by cluster ("killed"); the step
-after which all wait until the file "cut" exists in the folder; and the step after which the others wait, if they train
-without npu, until it comes ("waits").
+after which all wait until the file "cut" exists in the folder; and the clusters for which the run waits after a step if
+it trains without them ("waits", by step).
 """
 
 import json
@@ -19,13 +19,14 @@ import numpy as np
 import whale_nebula as nb
 from tests.processes.worker_reports import report_value
 from whale_nebula.launch.worker_exit import exit_agreement
+from whale_nebula.runtime.run import current_run
 
 ROWS, BATCH, EPOCHS, EVERY = 96, 8, 3, 4
 STEPS = ROWS // BATCH
 
 
 class Absence(keras.callbacks.Callback):
-    """Kills workers, and lets the others wait for npu."""
+    """Kills workers, and lets the anchor wait until they come again; the others need its data."""
 
     def __init__(self, plan: Mapping[str, Any]) -> None:
         super().__init__()
@@ -41,8 +42,10 @@ class Absence(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
         if not here.epoch and done == self._plan.get("cut", [0])[0]:
             _await(lambda: os.path.exists(self._plan["cut"][1]), "the line is not cut")
-        if done == self._plan["waits"] and "npu" not in _list_clusters():
-            _await(lambda: exit_agreement.announcement is not None, "npu does not come")
+        lost = set(self._plan["waits"].get(str(done), ())) - set(_list_clusters())
+        if current_run().attachment.anchor == here.worker:
+            for name in sorted(lost):
+                _await(lambda name=name: f"{name}/0=1" in (exit_agreement.announcement or ""), f"{name} does not come")
 
 
 def _await(is_over: Callable[[], bool], failure: str) -> None:
@@ -84,8 +87,6 @@ def train_model(plan: Mapping[str, Any]) -> None:
 
 
 def _list_clusters() -> list[str]:
-    from whale_nebula.runtime.run import current_run
-
     return sorted(set(current_run().workers.values()))
 
 

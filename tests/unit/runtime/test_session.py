@@ -83,6 +83,16 @@ def test_lost_reports_closed_and_failed_workers_among_those_asked() -> None:
     assert found["a/0"].find_lost_peers([]) is None
 
 
+def test_worker_that_greets_and_leaves_ends_the_rendezvous_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that waits for a third would otherwise begin a session with it, which would fail at the next exchange."""
+    monkeypatch.setattr("whale_nebula.runtime.session.session._LOOK_SECONDS", 0.1)
+    found = sessions(["gpu/0", "npu/0", "tpu/0"])
+    found["npu/0"]._send("HELLO", "nb.init", {"epoch": 0})
+    found["npu/0"].close()
+    with pytest.raises(LinkClosedError, match="npu/0"):
+        found["gpu/0"].hello({"epoch": 0})
+
+
 def test_collectives_are_not_opened_after_tensorflow_has_started() -> None:
     tf.constant(1.0)
     found = sessions(WORKERS)

@@ -297,11 +297,14 @@ class Checkpoints:
         return Notices(session.worker, session.links, self.levels, session.patience, absences=session.absences)
 
     def _receive_apart(self, notices: Notices) -> list[Level]:
-        """The levels to save before the next step; the first worker decides which steps are saved."""
+        """The levels to save before the next step; one worker decides which steps are saved: the one through which all
+        data of exchanges pass, otherwise the first.
+        """
         step, runner = self.position.step, self._local_sgd_runners[self.position.program]
         notices.poll()
         found = notices.take_due(step)
-        if self.group.worker == self.group.everyone[0] and isinstance(runner, OwnClusterRunner):
+        announcer = runner.participants.deciding_worker or self.group.everyone[0]
+        if self.group.worker == announcer and isinstance(runner, OwnClusterRunner):
             self._estimate_failures()
             for number, level in enumerate(self.levels):
                 if number not in notices.due and level not in found and level.is_due(step):

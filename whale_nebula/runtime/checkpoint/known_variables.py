@@ -110,10 +110,11 @@ class SavedRounds:
     def find_owners(
         self, clusters: tuple[str, ...], here: Mapping[str, ClusterSync], weights: Sequence[str]
     ) -> dict[str, str]:
-        """The cluster from whose state each cluster of this process resumes: its own, or the first one's if it was
+        """The cluster from whose state each cluster of this process resumes: its own, or another one's if it was
         absent. Empty unless all are from a run of exactly these clusters with the same options.
         """
-        owners = {name: name if self._find(name, weights) is not None else self.first for name in here}
+        other = next((each for each in self._rounds_by_name if self._find(each, weights) is not None), self.first)
+        owners = {name: name if self._find(name, weights) is not None else other for name in here}
         found = {name: self._find(owner, weights) for name, owner in owners.items()}
         alike = all(each is not None and each.get("form") == here[name].form for name, each in found.items())
         return owners if self._clusters == clusters and alike else {}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 _DIGEST_BYTES = 4
+_DECISION_PATIENCES = 2
+"""The patiences within which a decision arrives: the decider may be late by one, and then waits for others for one."""
 
 
 class Decision(NamedTuple):
@@ -139,13 +142,13 @@ class DecidedEnds(Ends):
         return received
 
     def _gather(self, round_number: int, fragment: int) -> dict[str, Bytes]:
-        """The differences that have arrived from the other clusters, each within the patience."""
-        received = {}
+        """The differences of the other clusters that arrive within the patience."""
+        received, limit = {}, time.monotonic() + self.patience
         for cluster, first in self.others.items():
             if self.absences.find_error(cluster) is None:
                 with self.absences.tolerate(first):
                     key = self._key(round_number, fragment, self._find_index(self.cluster), first, self.worker)
-                    received[cluster] = np.asarray(self._receive(key))
+                    received[cluster] = np.asarray(self.links[first].receive(key, max(0.0, limit - time.monotonic())))
         return received
 
     def _pass_on(
@@ -164,7 +167,10 @@ class DecidedEnds(Ends):
         self, round_number: int, fragment: int, source: str, compute_digest: Callable[[], int]
     ) -> tuple[Decision, dict[str, Bytes]]:
         """The decision, and the differences of the other members, from the decider or from this cluster's lead."""
-        data = self._receive(self._key(round_number, fragment, len(self.order), source, self.worker))
+        limit = _DECISION_PATIENCES * self.patience
+        data = self.links[source].receive(
+            self._key(round_number, fragment, len(self.order), source, self.worker), limit
+        )
         decision = decode_decision(np.asarray(data), self.order)
         if decision.digest != compute_digest():
             raise PlanMismatchError(
@@ -173,7 +179,8 @@ class DecidedEnds(Ends):
                 why="all compute the shared weights from the same bytes, so a device has computed them differently",
                 mend="start all workers from a checkpoint",
             )
-        self.absences.check_members(decision.members)
+        earlier = self.order[: self._find_index(self.cluster)]  # of two that cannot reach each other, one ends
+        self.absences.check_members([each for each in earlier if each in decision.members], limit)
         received = {}
         for cluster in decision.members:
             if cluster != self.cluster:

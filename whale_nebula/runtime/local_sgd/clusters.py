@@ -105,9 +105,8 @@ class OpenRounds:
         self.attendance = participants.attendance
         if self.attendance.decider:
             self.absent.update(name for name in participants.names if name not in participants.workers)
-            absences = self.run.ledger.session.absences
-            absences.clusters = frozenset() if self.attendance.restarts_together else self.attendance.may_miss
-            absences.patience = self.run.config.patience
+            lost = frozenset() if self.attendance.restarts_together else self.attendance.may_miss
+            self.run.ledger.session.absences.clusters = lost
 
     def list_rounds(self) -> list[Mapping[str, ClusterSync]]:
         """The rounds of each set of weights, by the clusters that are in this process."""
@@ -464,7 +463,13 @@ class ClusterCopy:
                 interval_reason=self.local_sgd.chosen,
             )
         own, session = self.participants.find_own(run), run.ledger.session
-        leaving = LeaveAgreement(opened.leave_requests, run.programs, self.local_sgd.every, self.local_sgd.staleness)
+        leaving = LeaveAgreement(
+            opened.leave_requests,
+            run.programs,
+            self.local_sgd.every,
+            self.local_sgd.staleness,
+            self.participants.deciding_worker or session.worker,
+        )
         return OwnClusterRunner(
             inner,
             program.leaves,

@@ -32,6 +32,8 @@ _LEAVING_MESSAGE = "LEAVING"
 class LeaveRequests:
     """Requests of workers to leave, by the number of the program that they refer to, for all steps of a run. Links to
     clusters that may be lost are skipped when they are (`absences`).
+
+    A worker announces its own request, or, if data take their way through another worker, asks that one to announce it.
     """
 
     worker: str
@@ -39,23 +41,39 @@ class LeaveRequests:
     absences: Absences = field(default_factory=Absences)
     _last_steps: dict[int, int] = field(default_factory=dict)
     _reasons: dict[str, tuple[int, int, str]] = field(default_factory=dict)
-    _announced: bool = False
+    _asked: dict[str, str] = field(default_factory=dict)
 
-    def announce(self, program: int, at: int, why: str) -> None:
-        """Announce once that this worker was asked to leave: all leave after this step of this program."""
-        if not self._announced:
-            self._announced = True
-            for peer, link in self.links.items():
-                with self.absences.tolerate(peer):
-                    link.post(build_message(_LEAVING_MESSAGE, program=program, step=at, why=why))
-            self._record(self.worker, program, at, why)
+    def ask(self, announcer: str, why: str) -> None:
+        """Ask the worker that announces requests, maybe this one, to announce that this worker was asked to leave."""
+        if self._asked.get(self.worker) != why:
+            self._asked[self.worker] = why
+            if announcer != self.worker:
+                self.links[announcer].post(build_message(_LEAVING_MESSAGE, program=0, step=0, why=why))
+
+    def announce(self, program: int, at: int) -> None:
+        """Announce that workers have asked to leave: all leave after this step of this program. Each is announced once,
+        and again if its reason changes while the step is the same.
+        """
+        for worker, why in self._asked.items():
+            known = self._reasons.get(worker)
+            if known is None or (known[:2] == (program, at) and known[2] != why):
+                for peer, link in self.links.items():
+                    with self.absences.tolerate(peer):
+                        link.post(build_message(_LEAVING_MESSAGE, program=program, step=at, why=why, worker=worker))
+                self._record(worker, program, at, why)
 
     def receive(self) -> None:
-        """Collect the announcements of others. Raises if one of them has stopped."""
+        """Collect what others announce and ask for. Raises if one of them has stopped."""
         for peer, link in self.links.items():
-            with self.absences.tolerate(peer), contextlib.suppress(DeadlineError):  # no announcement
-                message = link.take(_LEAVING_MESSAGE, 0.0)
-                self._record(peer, message["program"], message["step"], message["why"])
+            with self.absences.tolerate(peer), contextlib.suppress(DeadlineError):  # no more messages
+                while True:
+                    message = link.take(_LEAVING_MESSAGE, 0.0)
+                    why, worker = message["why"], message.get("worker")
+                    if worker is None:
+                        self._asked[peer] = why
+                    else:
+                        known = worker == self.worker or worker in self.links
+                        self._record(worker if known else peer, message["program"], message["step"], why)
 
     def is_last_step(self, program: int, steps: int) -> bool:
         """Whether a step was the last one of this program before all leave."""
@@ -78,7 +96,8 @@ class LeaveRequests:
 @dataclass
 class LeaveAgreement:
     """Agreement on leaving, for the steps of one program. `extra_rounds` is the maximum number of rounds by which
-    another cluster may be ahead, or its data may overtake its announcement by way of a third cluster.
+    another cluster may be ahead. `announcer` is the worker that announces the requests of this one: itself, or the one
+    through which the data of all clusters pass, so that no data overtake its announcements.
 
     No worker passes the end of the second next round (and `extra_rounds` more rounds) without having received earlier
     announcements: all leave there. If several workers are asked to leave, the first of these steps counts.
@@ -87,16 +106,19 @@ class LeaveAgreement:
     leave_requests: LeaveRequests
     program: int
     every: int
-    extra_rounds: int = 0
+    extra_rounds: int
+    announcer: str
 
     def check(self, steps: int) -> None:
-        """Before a step, after `steps` earlier ones: announce if this worker was asked to leave, and collect
-        announcements. Raises if a peer has stopped, and when all have agreed to leave.
+        """Before a step, after `steps` earlier ones: collect announcements, and announce who was asked to leave. Raises
+        if a peer has stopped, and when all have agreed to leave.
         """
         exit_agreement.begin_step()
-        if (word := exit_agreement.announcement) is not None:
-            self.leave_requests.announce(self.program, steps + self.count_to_common(steps), word)
         self.leave_requests.receive()
+        if (word := exit_agreement.announcement) is not None:
+            self.leave_requests.ask(self.announcer, word)
+        if self.announcer == self.leave_requests.worker:
+            self.leave_requests.announce(self.program, steps + self.count_to_common(steps))
 
     def count_to_common(self, steps: int) -> int:
         """The number of steps, after `steps`, until one that no cluster begins before it has received an announcement

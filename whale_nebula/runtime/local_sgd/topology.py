@@ -190,7 +190,6 @@ def choose_attendance(local_sgd: LocalSgd, run: Run, names: Sequence[str]) -> At
     reasons = {
         "the run has no checkpoint, from which a returning cluster starts": run.checkpoints is None,
         "none always takes part": not decider,
-        "there are more than two clusters": len(names) > 2,
         f"mode={local_sgd.mode!r} has a server": local_sgd.mode == ASYNC,
         "momenta are exchanged after each step": bool(local_sgd.exchange),
         'sync_every is "auto"': bool(local_sgd.chosen) or local_sgd.open,
@@ -220,6 +219,11 @@ class Participants(NamedTuple):
         """The weight of each cluster in the mean: its share of the rows."""
         whole = sum(self.speeds.values())
         return {name: speed / whole for name, speed in self.speeds.items()}
+
+    @property
+    def deciding_worker(self) -> str:
+        """The first worker of the cluster that decides on absence, through which all data pass; "" without one."""
+        return next(iter(self.workers.get(self.attendance.decider, ())), "")
 
     def find_own(self, run: Run) -> str:
         """The participant that this process belongs to; the first, if one process runs all of them."""

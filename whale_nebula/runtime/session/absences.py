@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ class Absences:
     """The clusters without which a run goes on if they are lost, and the first error of a link to each lost one.
 
     Without such `clusters`, no error is tolerated. Whether a lost cluster is absent is decided elsewhere, once for all
-    workers; until then its links are skipped, for at most `patience` seconds.
+    workers; until then its links are skipped.
 
     >>> from whale_nebula.errors import DeadlineError
     >>> absences = Absences(frozenset({"npu"}))
@@ -40,7 +39,6 @@ class Absences:
     """
 
     clusters: frozenset[str] = frozenset()
-    patience: float = math.inf
     _lost: dict[str, LostLink] = field(default_factory=dict)
 
     @contextlib.contextmanager
@@ -61,11 +59,11 @@ class Absences:
         found = self._lost.get(cluster)
         return None if found is None else found.error
 
-    def check_members(self, clusters: Collection[str]) -> None:
+    def check_members(self, clusters: Collection[str], patience: float) -> None:
         """Raise if one of these clusters, which were decided to take part, cannot be reached from here for longer than
-        the patience.
+        the patience in seconds.
         """
         for cluster in clusters:
             found = self._lost.get(cluster)
-            if found is not None and time.monotonic() - found.noticed_at > self.patience:
+            if found is not None and time.monotonic() - found.noticed_at > patience:
                 raise found.error

@@ -109,6 +109,8 @@ def _list_causes(failure: BaseException) -> Iterator[BaseException]:
 
 
 Sheet = Mapping[str, Any]
+_LOOK_SECONDS = 2.0
+"""The interval at which a worker that awaits a greeting looks for peers that have left since they greeted."""
 _MATE_FIELDS = {"mark", "alike"}
 """The fields of a step's announcement that are sent only to workers of the same cluster."""
 _LONGEST_DIFFERENCE = 2 * LIMIT  # for two programs: a line of each
@@ -149,7 +151,7 @@ class Session:
         """
         failpoint("hello.before")
         self._send("HELLO", "nb.init", {**sheet, "epoch": self.epoch})
-        greetings = self._receive_all("HELLO", "nb.init")
+        greetings = self._receive_greetings()
         self.epoch = max([self.epoch, *(theirs.get("epoch", 0) for theirs in greetings.values())])
         for link in self.links.values():
             link.begin_session(self.epoch)
@@ -165,6 +167,24 @@ class Session:
                     )
         failpoint("hello.after")
         return greetings
+
+    def _receive_greetings(self) -> dict[str, dict[str, Any]]:
+        """The greetings of all peers. Raises if one has greeted and left again while another one is awaited, because no
+        session could begin with it.
+        """
+        received: dict[str, dict[str, Any]] = {}
+        for peer in self.links:
+            for turn in reversed(range(max(1, round(self.patience / _LOOK_SECONDS)))):
+                lost = self.find_lost_peers(received)
+                try:  # in the last turn, the link reports its own wait
+                    received |= self._receive_all("HELLO", "nb.init", (peer,), _LOOK_SECONDS if turn else self.patience)
+                    break
+                except DeadlineError:
+                    if lost is not None:
+                        raise lost from None
+                    if not turn:
+                        raise
+        return received
 
     def agree(
         self,
@@ -335,12 +355,14 @@ class Session:
     def _links_of(self, peers: Collection[str] | None) -> list[tuple[str, Link]]:
         return [(peer, link) for peer, link in self.links.items() if peers is None or peer in peers]
 
-    def _receive_all(self, about: str, doing: str, peers: Collection[str] | None = None) -> dict[str, dict[str, Any]]:
+    def _receive_all(
+        self, about: str, doing: str, peers: Collection[str] | None = None, patience: float | None = None
+    ) -> dict[str, dict[str, Any]]:
         """Receive a message from each peer, which must be about the same subject."""
         received = {}
         for peer, link in self._links_of(peers):
             with self._name_lost_peer(doing, peer):
-                received[peer] = link.take(SESSION, self.patience)
+                received[peer] = link.take(SESSION, self.patience if patience is None else patience)
             if received[peer]["about"] != about:
                 raise self._make_divergence_error(doing, peer, _describe_place(received[peer]))
         return received

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -30,13 +31,9 @@ SIZE = 2 * GRAIN + 100
 
 
 class DecidedClusters:
-    """Clusters a, b and c in one process, of which b and c may be lost, from the state of one of them or from scratch;
-    `absent` ones are missing from the start.
-    """
+    """Clusters a, b and c in one process, of which b and c may be lost; `absent` ones are missing from the start."""
 
-    def __init__(
-        self, table: Timetable, outer: Outer, states: Mapping[str, Any] | None = None, absent: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, table: Timetable, outer: Outer, absent: tuple[str, ...] = (), patience: float = 10.0) -> None:
         network, self.rounds, self.noted = MemoryNetwork(), {}, dict[str, list[Any]]()
         lead_workers = {name: f"{name}/0" for name in SHARES if name not in absent}
         for name, worker in lead_workers.items():
@@ -44,7 +41,7 @@ class DecidedClusters:
                 peer: network.link(worker, peer, name, other) for other, peer in lead_workers.items() if other != name
             }
             ends = DecidedEnds(
-                worker, name, lead_workers, links, 10.0, order=tuple(SHARES), decider="a",
+                worker, name, lead_workers, links, patience, order=tuple(SHARES), decider="a",
                 absences=Absences(frozenset({"b", "c"})), away=set(absent),
             )  # fmt: skip
             self.noted[name] = []
@@ -59,10 +56,13 @@ class DecidedClusters:
         moves = dict(zip(SHARES, draw_moves(number, SIZE), strict=True))
         for name, each in self.rounds.items():
             each.flat.add((0, SIZE), moves[name])
-        for each in self.rounds.values():
-            each.send_due()
+        self.send()
         for each in self.rounds.values():
             each.take()
+
+    def send(self) -> None:
+        for each in self.rounds.values():
+            each.send_due()
 
     def lose(self, name: str) -> None:
         lost = self.rounds.pop(name)
@@ -183,15 +183,47 @@ def test_different_shared_weights_are_refused(made: list[DecidedClusters]) -> No
 
 def test_unreachable_member_is_tolerated_for_the_patience() -> None:
     for patience, refused in ((60.0, False), (0.0, True)):
-        absences = Absences(frozenset({"b"}), patience)
+        absences = Absences(frozenset({"b"}))
         with absences.tolerate("b/1"):
             raise LinkClosedError("worker 'b/1' is gone")
-        absences.check_members(["a", "c"])
+        absences.check_members(["a", "c"], patience)
         if refused:
             with pytest.raises(LinkClosedError):
-                absences.check_members(["a", "b"])
+                absences.check_members(["a", "b"], patience)
         else:
-            absences.check_members(["a", "b"])
+            absences.check_members(["a", "b"], patience)
+
+
+def test_of_two_members_that_cannot_reach_each_other_the_later_one_ends(made: list[DecidedClusters]) -> None:
+    made.append(DecidedClusters(Timetable(1, 1, 0), Average(), patience=0.05))
+    for name, other in (("b", "c"), ("c", "b")):
+        absences = made[0].rounds[name].ends.absences
+        with absences.tolerate(f"{other}/0"):
+            raise LinkClosedError(f"worker '{other}/0' is gone")
+    time.sleep(0.2)
+    made[0].send()
+    made[0].rounds["b"].take()
+    with pytest.raises(LinkClosedError, match="worker 'b/0' is gone"):
+        made[0].rounds["c"].take()
+
+
+def test_decider_that_is_late_may_wait_for_a_lost_cluster_too(made: list[DecidedClusters]) -> None:
+    """The others wait for its decision, not only for the patience from their own step."""
+    made.append(DecidedClusters(Timetable(1, 1, 0), Average(), patience=1.5))
+    made[0].rounds["c"].send_due()
+    time.sleep(0.5)
+    made[0].rounds["a"].send_due()  # b is silent
+    for name in ("a", "c"):
+        made[0].rounds[name].take()
+        assert made[0].noted[name] == [("b",)]
+
+
+def test_silent_clusters_cost_one_patience_together(made: list[DecidedClusters]) -> None:
+    made.append(DecidedClusters(Timetable(1, 1, 0), Average(), patience=1.0))
+    began = time.monotonic()
+    made[0].rounds["a"].send_due()
+    made[0].rounds["a"].take()
+    assert time.monotonic() - began < 1.9 and made[0].noted["a"] == [("b", "c")]
 
 
 @pytest.mark.parametrize("size", [0, 6, 8])
@@ -233,7 +265,11 @@ def test_rule_on_absence(
         assert not found.decider and found.why_none.startswith(expected)
     else:
         assert found == expected
-    more = choose_attendance(
-        LocalSgd(every=4), replace(run, attachment=GPU, checkpoints=object()), ("gpu", "npu", "tpu")
-    )
-    assert not more.decider
+
+
+def test_first_cluster_that_is_always_present_decides() -> None:
+    clusters = {name: {"workers": [f"127.0.0.1:{port}"]} for port, name in enumerate(("gpu", "npu", "tpu", "xpu"), 1)}
+    config = load({"clusters": clusters, "elastic": {"gpu": {"min": 0}, "tpu": {"min": 0}}})
+    run = Run(config, config.links, attachment=GPU, checkpoints=object())
+    found = choose_attendance(LocalSgd(every=4), run, tuple(clusters))
+    assert found == Attendance("npu", frozenset({"gpu", "tpu"}))

@@ -17,7 +17,7 @@ from tests.unit.runtime.sessions import sessions
 from whale_nebula.codec.encoding import parse_encoding
 from whale_nebula.errors import DeadlineError, RemoteProtocolError
 from whale_nebula.ir.outer_optimizer import Average, Nesterov, Outer
-from whale_nebula.launch.worker_exit import ExitAgreement
+from whale_nebula.launch.worker_exit import ExitAgreement, WorkerExit
 from whale_nebula.runtime.local_sgd.async_mode import Server
 from whale_nebula.runtime.local_sgd.one_bit import compress_signs, restore_signs
 from whale_nebula.runtime.local_sgd.step import LeaveRequests
@@ -307,15 +307,41 @@ class TestServer:
 def test_departures_are_those_that_all_workers_know(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another worker asks as well, but of a later step: some do not know that yet when they leave."""
     asked = {worker: LeaveRequests(worker, each.links) for worker, each in sessions(["gpu/0", "npu/0"]).items()}
-    asked["gpu/0"].announce(1, 8, "SIGTERM npu=1")
+    asked["gpu/0"].ask("gpu/0", "SIGTERM npu=1")
+    asked["gpu/0"].announce(1, 8)
     asked["npu/0"].receive()
-    asked["npu/0"].announce(1, 12, "SIGTERM npu=0")
+    asked["npu/0"].ask("npu/0", "SIGTERM npu=0")
+    asked["npu/0"].announce(1, 12)
     for each in asked.values():
         assert each.is_last_step(1, 8) and not each.is_last_step(1, 7)
         exit_agreement = ExitAgreement()
         monkeypatch.setattr("whale_nebula.runtime.local_sgd.step.exit_agreement", exit_agreement)
         each.leave(1)
         assert exit_agreement.counts == {"npu": 1}
+
+
+def test_requests_are_announced_by_one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """npu asks gpu, which tells all; its own reason comes later, for the same step, and one of another step is late."""
+    asked = {
+        worker: LeaveRequests(worker, each.links) for worker, each in sessions(["gpu/0", "npu/0", "tpu/0"]).items()
+    }
+    for why in ("SIGTERM", "SIGTERM"):
+        asked["npu/0"].ask("gpu/0", why)
+    asked["tpu/0"].receive()
+    asked["gpu/0"].receive()
+    asked["gpu/0"].announce(1, 8)
+    for at, why in ((8, "OTHERS npu/1=1"), (8, "OTHERS npu/1=1 tpu/1=1"), (12, "OTHERS npu/1=0")):
+        asked["gpu/0"].ask("gpu/0", why)
+        asked["gpu/0"].announce(1, at)
+    for each in asked.values():
+        each.receive()
+        assert each.is_last_step(1, 8)
+        exit_agreement = ExitAgreement()
+        monkeypatch.setattr("whale_nebula.runtime.local_sgd.step.exit_agreement", exit_agreement)
+        each.leave(1)
+        assert exit_agreement.counts == {"npu/1": 1, "tpu/1": 1}
+        with pytest.raises(WorkerExit, match="; npu/0 was asked to stop: SIGTERM"):
+            exit_agreement.begin_step()
 
 
 @pytest.mark.parametrize("size", [1, 8, 9, 20])
