@@ -139,9 +139,9 @@ class Link(ABC):
     def post(self, message: Mapping[str, Any]) -> None:
         """Queue a control message: a JSON object with a `kind` (HELLO, AGREE ...)."""
 
-    def take(self, kind: str, deadline: float) -> dict[str, Any]:
-        """Wait for the next control message of this kind."""
-        return self._inbox.take_message(kind, deadline)
+    def take(self, kind: str, deadline: float, waited: float = 0.0) -> dict[str, Any]:
+        """Wait for the next control message of this kind. Errors count the seconds `waited` for it before, too."""
+        return self._inbox.take_message(kind, deadline, waited)
 
     def totals(self) -> LinkTotals:
         """Statistics of this end's transmissions."""

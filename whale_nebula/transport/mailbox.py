@@ -244,8 +244,8 @@ class Mailbox:
                 return item.value
         raise self.explain_timeout(str(key), deadline)
 
-    def take_message(self, kind: str, deadline: float) -> dict[str, Any]:
-        """Wait up to `deadline` seconds for the next message of this kind."""
+    def take_message(self, kind: str, deadline: float, waited: float = 0.0) -> dict[str, Any]:
+        """Wait up to `deadline` seconds for the next message of this kind, for which it was `waited` before."""
         with self._changed:
             queue = self._messages[kind]
         with self._enter_request(lambda: queue[0] if queue else None, deadline), self._changed:
@@ -253,7 +253,7 @@ class Mailbox:
                 item = queue.popleft()
                 self.unrequested_bytes -= item.cost
                 return item.value
-        raise self.explain_timeout(f"message {kind} from {self.there}", deadline)
+        raise self.explain_timeout(f"message {kind} from {self.there}", waited + deadline)
 
     def announce_receive(self, key: Key) -> None:
         """Announce a wait for this tensor: it may arrive after later steps have begun, and once it has arrived it is

@@ -174,15 +174,16 @@ class Session:
         """
         received: dict[str, dict[str, Any]] = {}
         for peer in self.links:
-            for turn in reversed(range(max(1, round(self.patience / _LOOK_SECONDS)))):
-                lost = self.find_lost_peers(received)
-                try:  # in the last turn, the link reports its own wait
-                    received |= self._receive_all("HELLO", "nb.init", (peer,), _LOOK_SECONDS if turn else self.patience)
-                    break
+            waited = 0.0
+            while peer not in received:
+                lost, seconds = self.find_lost_peers(received), min(_LOOK_SECONDS, self.patience - waited)
+                try:
+                    received |= self._receive_all("HELLO", "nb.init", (peer,), seconds, waited)
                 except DeadlineError:
+                    waited += seconds
                     if lost is not None:
                         raise lost from None
-                    if not turn:
+                    if waited >= self.patience:
                         raise
         return received
 
@@ -356,13 +357,18 @@ class Session:
         return [(peer, link) for peer, link in self.links.items() if peers is None or peer in peers]
 
     def _receive_all(
-        self, about: str, doing: str, peers: Collection[str] | None = None, patience: float | None = None
+        self,
+        about: str,
+        doing: str,
+        peers: Collection[str] | None = None,
+        patience: float | None = None,
+        waited: float = 0.0,
     ) -> dict[str, dict[str, Any]]:
-        """Receive a message from each peer, which must be about the same subject."""
+        """Receive a message from each peer, which must be about the same subject; the peer has been `waited` for."""
         received = {}
         for peer, link in self._links_of(peers):
             with self._name_lost_peer(doing, peer):
-                received[peer] = link.take(SESSION, self.patience if patience is None else patience)
+                received[peer] = link.take(SESSION, self.patience if patience is None else patience, waited)
             if received[peer]["about"] != about:
                 raise self._make_divergence_error(doing, peer, _describe_place(received[peer]))
         return received
