@@ -269,7 +269,7 @@ def test_measuring_leaves_variables_unchanged_and_skips_side_effects() -> None:
 def test_blocks_are_not_measured_when_disabled_or_configured(config: dict[str, Any]) -> None:
     decision, _ = decide(*make_equal_layers(), **config)
     assert decision.grounds.measured == 0.0 and not blocks_path().exists()
-    assert decision.emulated and decision.seconds_here >= decision.chosen.seconds
+    assert decision.emulated and 0.0 < decision.seconds_here < decision.chosen.seconds  # without the call of a stage
     assert (decision.grounds.configured > 0.5) == ("clusters" in config)
     usual, slow = (cluster.update.sum() for cluster in decision.problem.clusters)
     assert slow == pytest.approx(usual * (20 if "clusters" in config else 1))
