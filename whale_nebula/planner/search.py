@@ -66,13 +66,13 @@ class SearchResult:
 
 
 def search(problem: Problem, max_candidates: int = 8, *, relaxed: bool = True) -> SearchResult:
-    """Find the best plans for a problem, at most `max_candidates` of them. If none fits and `relaxed` is set, further
-    searches find which limit is violated.
+    """Find the best plans for a problem, at most `max_candidates` of them. If none fits and `relaxed` is set, plans are
+    tried that need too much memory by the formula, and further searches find which limit is violated.
     """
     coarse, cuts = group_blocks(problem)
     orders = list_orders(problem)
     found = _Ranking(problem).rank([ungroup_parts(shape, cuts) for shape in _propose(coarse, orders)], max_candidates)
-    for share in SHARES if not found.candidates else ():
+    for share in () if found.candidates else SHARES if relaxed else SHARES[1:]:
         changed = _misjudge_memory(coarse, orders, share)
         if changed != coarse and not found.candidates:
             found = _Ranking(problem).rank(
