@@ -192,7 +192,9 @@ def main() -> None:
         print(json.dumps({"site": nb.here().cluster, **chosen, **told}), flush=True)
         return
     began, base = time.perf_counter(), _memory("VmRSS")
-    dataset = tf.data.Dataset.from_tensors((x, y)).repeat(a.steps)
+    options = tf.data.Options()
+    options.autotune.enabled = False  # otherwise the end of an iterator may wait for its tuning thread, up to 60 s
+    dataset = tf.data.Dataset.from_tensors((x, y)).repeat(a.steps).with_options(options)
     timer = Timer()
     model.fit(dataset, epochs=1, verbose=0, callbacks=[timer])
     decision = current_run().decisions[0]
