@@ -193,7 +193,7 @@ def main() -> None:
         return
     began, base = time.perf_counter(), _memory("VmRSS")
     options = tf.data.Options()
-    options.autotune.enabled = False  # otherwise the end of an iterator may wait for its tuning thread, up to 60 s
+    options.autotune.enabled = False  # the end of an iterator seems to wait for its tuning thread
     dataset = tf.data.Dataset.from_tensors((x, y)).repeat(a.steps).with_options(options)
     timer = Timer()
     model.fit(dataset, epochs=1, verbose=0, callbacks=[timer])
