@@ -310,6 +310,11 @@ class Program:
         return frozenset(self.graph.descend(self.leaf_ops))
 
     @cached_property
+    def of_gradients(self) -> frozenset[int]:
+        """The ops that depend on gradients, also through a variable that was written before: through control edges."""
+        return frozenset(self.graph.descend(self.holders, control=True))
+
+    @cached_property
     def variable_ops(self) -> dict[int, Variable]:
         """The variables by the index of the op that holds their handle."""
         return {variable.op: variable for variable in self.variables}

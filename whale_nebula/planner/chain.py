@@ -476,7 +476,7 @@ class _ChainBuilder:
                 source = self.program.variable_ops.get(request.origins[holder.source])
                 if source is not None and source.path in first:
                     roots |= dict.fromkeys(holder.values, first[source.path])
-        after = sorted(self.graph.descend(self.program.holders, control=True) - self.backward_ops - self.block.keys())
+        after = sorted(self.program.of_gradients - self.backward_ops - self.block.keys())
         joined: dict[Value, Value] = {}
 
         def find(value: Value) -> Value:

@@ -352,11 +352,6 @@ class _SubgraphBuilder:
         return {op: (kind, block) for kind, blocks in kinds for block, own in enumerate(blocks) for op in own}
 
     @cached_property
-    def gradient_dependents(self) -> set[int]:
-        """The ops that depend on gradients."""
-        return self.program.graph.descend(self.program.holders, control=True)
-
-    @cached_property
     def gradients(self) -> frozenset[Value]:
         """The results of the backward."""
         return frozenset(v for request in self.program.requests for part in request.parts for v in part.values)
@@ -391,9 +386,7 @@ class _SubgraphBuilder:
         """Whether an op is computed in every block that reads it, such as reads of variables and constants."""
         program = self.program
         depends = (
-            op.index in program.of_batch
-            or op.index in self.gradient_dependents
-            or program.request_of(op.index) is not None
+            op.index in program.of_batch or op.index in program.of_gradients or program.request_of(op.index) is not None
         )
         return not (depends or op.role or is_effect(op, program.graph))
 

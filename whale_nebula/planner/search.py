@@ -71,13 +71,18 @@ def search(problem: Problem, max_candidates: int = 8, *, relaxed: bool = True) -
     """
     coarse, cuts = group_blocks(problem)
     orders = list_orders(problem)
-    found = _Ranking(problem).rank([ungroup_parts(shape, cuts) for shape in _propose(coarse, orders)], max_candidates)
-    for share in () if found.candidates else SHARES if relaxed else SHARES[1:]:
+
+    def rank(proposed: Problem) -> SearchResult:
+        shapes = [ungroup_parts(shape, cuts) for shape in _propose(proposed, orders)]
+        return _Ranking(problem).rank(shapes, max_candidates)
+
+    found = rank(coarse)
+    for share in SHARES if relaxed else SHARES[1:]:
+        if found.candidates:
+            return found
         changed = _misjudge_memory(coarse, orders, share)
-        if changed != coarse and not found.candidates:
-            found = _Ranking(problem).rank(
-                [ungroup_parts(shape, cuts) for shape in _propose(changed, orders)], max_candidates
-            )
+        if changed != coarse:
+            found = rank(changed)
     return found if found.candidates or not relaxed else replace(found, excess=_find_excess(problem))
 
 
@@ -125,8 +130,10 @@ def _find_excess(problem: Problem) -> Excess | None:
     exact = [0.0] * len(problem.clusters)
     for own, need in zip(closest.parts, closest.memory, strict=True):
         exact[own.cluster] = max(exact[own.cluster], need)
-    binding = [need * (number == part.cluster) for number, need in enumerate(exact)]
-    for memory in (binding, exact, [1.1 * need for need in exact]):
+    attempts = [exact, [1.1 * need for need in exact]]
+    if sum(need > cluster.memory for need, cluster in zip(exact, problem.clusters, strict=True)) > 1:
+        attempts.insert(0, [need * (number == part.cluster) for number, need in enumerate(exact)])
+    for memory in attempts:
         if search(less := _add_memory(problem, memory), 1, relaxed=False).candidates:
             enough = less
             break

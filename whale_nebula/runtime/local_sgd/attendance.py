@@ -148,7 +148,7 @@ class DecidedEnds(Ends):
             if self.absences.find_error(cluster) is None:
                 with self.absences.tolerate(first):
                     key = self._key(round_number, fragment, self._find_index(self.cluster), first, self.worker)
-                    received[cluster] = np.asarray(self.links[first].receive(key, max(0.0, limit - time.monotonic())))
+                    received[cluster] = np.asarray(self._receive(key, max(0.0, limit - time.monotonic())))
         return received
 
     def _pass_on(
@@ -168,9 +168,7 @@ class DecidedEnds(Ends):
     ) -> tuple[Decision, dict[str, Bytes]]:
         """The decision, and the differences of the other members, from the decider or from this cluster's lead."""
         limit = _DECISION_PATIENCES * self.patience
-        data = self.links[source].receive(
-            self._key(round_number, fragment, len(self.order), source, self.worker), limit
-        )
+        data = self._receive(self._key(round_number, fragment, len(self.order), source, self.worker), limit)
         decision = decode_decision(np.asarray(data), self.order)
         if decision.digest != compute_digest():
             raise PlanMismatchError(

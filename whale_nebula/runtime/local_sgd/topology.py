@@ -155,8 +155,9 @@ class Ends:
     def _send(self, key: Key, data: Bytes, raw: int) -> None:
         self.links[key.destination].send(key, np.ascontiguousarray(data), raw_bytes=raw)
 
-    def _receive(self, key: Key) -> Any:
-        return self.links[key.source].receive(key, self.patience)
+    def _receive(self, key: Key, seconds: float | None = None) -> Any:
+        """Receive a tensor within these seconds, or the patience."""
+        return self.links[key.source].receive(key, self.patience if seconds is None else seconds)
 
     def _key(self, round_number: int, fragment: int, place: int, source: str, destination: str) -> Key:
         return Key("round", self.program, round_number, place, -1, fragment, source, destination)
