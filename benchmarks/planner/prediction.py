@@ -4,8 +4,8 @@
     python benchmarks/planner/prediction.py --quick          one run, nothing is written
 
 A run is `training.py` in two sites over tools/wan.py, each with its own core, or in one process with an emulated line,
-or on one device. Needs root for the sites. Runs share measurements of blocks, in a separate folder, but not corrections
-of clusters' speeds: a prediction uses nothing that was learned from steps.
+or on one device. Needs root for the sites. Each run measures its own blocks, in a separate folder, because the speed of
+a machine may change over minutes. A prediction uses nothing that was learned from steps.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def train(words: Sequence[str], core: int | None = None) -> list[dict[str, Any]]
 
 @contextlib.contextmanager
 def use_own_cache() -> Iterator[None]:
-    """A temporary folder for the measurements of blocks that runs share."""
+    """A temporary folder for the measurements of blocks."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
         yield
@@ -134,11 +134,11 @@ def main() -> int:
     made.add_argument("--runs", default=",".join(map(str, range(len(RUNS)))))
     made.add_argument("--steps", type=int, default=16)
     a = made.parse_args()
-    with use_own_cache():
-        if a.quick:
+    if a.quick:
+        with use_own_cache():
             print(measure(RUNS[-1], 6))
-        else:
-            measure_all([RUNS[int(number)] for number in a.runs.split(",")], a.steps)
+    else:
+        measure_all([RUNS[int(number)] for number in a.runs.split(",")], a.steps)
     return 0
 
 
@@ -148,7 +148,8 @@ def measure_all(runs: Sequence[Run], steps: int) -> None:
     rows = {Run(*(row[key] for key in Run._fields)): row for row in kept["rows"]}
     for run in runs:
         try:
-            rows[run] = measure(run, steps)
+            with use_own_cache():
+                rows[run] = measure(run, steps)
         except SystemExit as failure:
             print(run, failure, flush=True)
             continue

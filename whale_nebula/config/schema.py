@@ -165,7 +165,7 @@ def find_shared_addresses(addresses: Mapping[str, str]) -> Iterator[tuple[str, s
 
 PATIENCE_SECONDS = 120.0
 GATEWAY_GRACE_SECONDS = 30.0
-MEASURE_SECONDS = 10.0
+MEASURE_SECONDS = 30.0
 """The longest time, in seconds, for which the planner measures blocks of a program."""
 MOST_RESTARTS = 9999
 DISPLAYS = ("none", "lines", "live")

@@ -36,12 +36,12 @@ OP_SECONDS = 5e-6
 """Seconds of overhead for each op, to schedule and to call it."""
 MEMORY_RATE = 2e10
 """The default memory bandwidth of a device in bytes per second."""
-EMPTY_CALL = 2.5e-5
-"""The default seconds of calling an empty function."""
+PYTHON_LOOP = 2.5e-5
+"""The default seconds of a loop of 1,000 additions in Python."""
 STAGE_CALL, MESSAGE, CROSSING, STEP = 40.0, 25.0, 8e-5, 150.0
-"""The overhead of a processor's core in addition to the functions of stages, in multiples of an empty call: for each
-call of a function, to collect its inputs and outputs; for each tensor that is sent or received, and for each of its
-bytes, to copy, seal, write or read it; and for each step, to announce it and to assemble its results.
+"""The overhead of a processor's core in addition to the functions of stages, in multiples of a loop of 1,000 additions
+in Python: for each call of a function, to collect its inputs and outputs; for each tensor that is sent or received, and
+for each of its bytes, to copy, seal, write or read it; and for each step, to announce it and to assemble its results.
 """
 
 
@@ -94,10 +94,10 @@ def _find_costs(
     call, crossing, message, step, fused = slowest.call_seconds or CALL, 0.0, 0.0, 0.0, 1.0
     if measured is not None:
         adding = adding if math.isnan(measured.adding) else measured.adding
-        empty = EMPTY_CALL if math.isnan(measured.call) else measured.call
-        call, step = STAGE_CALL * empty, STEP * empty
+        loop = PYTHON_LOOP if math.isnan(measured.python) else measured.python
+        call, step = STAGE_CALL * loop, STEP * loop
         cores = slowest.cores if slowest.cores_said else measured.cores
-        crossing, message = CROSSING * empty / cores, MESSAGE * empty / cores
+        crossing, message = CROSSING * loop / cores, MESSAGE * loop / cores
         fused = _compare_fused(measured, layers.rows)
         forward = _complete(measured.forward, forward, layers.rows)
         backward = _complete(measured.backward, backward, layers.rows)
@@ -234,7 +234,7 @@ Points = dict[int, float]
 class MeasuredBlocks:
     """Two numbers for each block, the seconds of a call and of each row, and last for all blocks together; NaN if not
     measured. `fused` is for all blocks with forward and backward as one function. `adding` are the seconds of adding
-    two tensors for each byte of one, `call` those of an empty call, on this number of `cores`.
+    two tensors for each byte of one, `python` those of a loop of 1,000 additions, on this number of `cores`.
 
     >>> found = MeasuredBlocks.from_points({"forward": {1: {4: 6.0, 8: 10.0}}, "backward": {}, "update": {}}, 2)
     >>> found.forward.tolist(), MeasuredBlocks.from_plain(found.to_plain(), 2).forward[1, 1].item()
@@ -246,7 +246,7 @@ class MeasuredBlocks:
     update: Array
     fused: Array
     adding: float = math.nan
-    call: float = math.nan
+    python: float = math.nan
     cores: int = 1
 
     @classmethod
@@ -255,7 +255,7 @@ class MeasuredBlocks:
         points: Mapping[str, Mapping[int, Points]],
         count: int,
         adding: float = math.nan,
-        call: float = math.nan,
+        python: float = math.nan,
         cores: int = 1,
     ) -> MeasuredBlocks:
         """Fit a line to the seconds of each block: `points` are by kind, block (-1 for all) and rows."""
@@ -265,7 +265,7 @@ class MeasuredBlocks:
                 made[kind][:, block] = fit_line([(float(rows), max(each, 1e-9)) for rows, each in seconds.items()])
                 if kind == "update":  # it is independent of rows
                     made[kind][:, block] = min(seconds.values()), 0.0
-        return cls(**made, adding=adding, call=call, cores=cores)
+        return cls(**made, adding=adding, python=python, cores=cores)
 
     def has(self, way: int, block: int) -> bool:
         """Whether the forward (0) or the backward (1) of a block was measured."""
@@ -273,7 +273,7 @@ class MeasuredBlocks:
 
     def to_plain(self) -> dict[str, Any]:
         """The form for JSON, without blocks that were not measured."""
-        return {"adding": to_plain(self.adding), "call": to_plain(self.call), "cores": self.cores} | {
+        return {"adding": to_plain(self.adding), "python": to_plain(self.python), "cores": self.cores} | {
             kind: {str(block): [float(each) for each in own[:, block]] for block in np.flatnonzero(~np.isnan(own[0]))}
             for kind, own in ((kind, getattr(self, kind)) for kind in KINDS)
         }
@@ -288,9 +288,10 @@ class MeasuredBlocks:
                 if block.isdecimal() and int(block) <= count and len(pair) == 2:
                     own[:, int(block)] = pair
         others = plain if isinstance(plain, dict) else {}
-        adding, call = (each if isinstance(each, float) else math.nan for each in map(others.get, ("adding", "call")))
+        told = map(others.get, ("adding", "python"))
+        adding, python = (each if isinstance(each, float) else math.nan for each in told)
         cores = others.get("cores")
-        return cls(**made, adding=adding, call=call, cores=max(cores, 1) if isinstance(cores, int) else 1)
+        return cls(**made, adding=adding, python=python, cores=max(cores, 1) if isinstance(cores, int) else 1)
 
 
 Measured = Mapping[str, MeasuredBlocks]

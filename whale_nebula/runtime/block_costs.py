@@ -35,6 +35,8 @@ _SMALL_SUM, _LARGE_SUM = 2.0**20, 2.0**26
 """The bounds of the size for measuring additions, which is the size of the largest gradient."""
 _MIN_CALLS = 6
 """The minimum number of calls of a measurement."""
+_LOOP_RUNS = 3
+"""The runs of each sample of Python's speed."""
 
 
 def measure_blocks(
@@ -54,8 +56,8 @@ def measure_blocks(
     """
     own = find_block_keys(captured, layers, sizes) if keys is None else keys
     known = read_blocks()
-    lacking = any if completes else all
-    if budget and lacking(key not in known for key in own.keys.values()):
+    unknown = [key not in known for key in own.keys.values()]
+    if budget and (any(unknown) or not own.rates <= known.keys() if completes else all(unknown)):
         bench = _Bench(name, captured, sizes, tensors, budget, dict(known))
         bench.measure(_group_by_block(own.subgraphs), layers, own.keys)
         if bench.new_times:
@@ -82,8 +84,13 @@ class BlockKeys:
         for (kind, block, rows), key in self.keys.items():
             if key in known:
                 found.setdefault(kind, {}).setdefault(block, {})[rows] = known[key].seconds
-        adding, call = (known[key].seconds if key in known else math.nan for key in (self.adding, CALL))
-        return MeasuredBlocks.from_points(found, self.count, adding, call, count_cores())
+        adding, python = (known[key].seconds if key in known else math.nan for key in (self.adding, PYTHON))
+        return MeasuredBlocks.from_points(found, self.count, adding, python, count_cores())
+
+    @property
+    def rates(self) -> set[str]:
+        """The keys of what belongs to no block."""
+        return {self.adding, PYTHON}
 
     def read_costs(self) -> MeasuredBlocks:
         """The seconds of the blocks by the measurements of this machine that are stored now."""
@@ -106,8 +113,16 @@ def _group_by_block(subgraphs: Sequence[Subgraph]) -> dict[int, dict[str, Subgra
     return found
 
 
-CALL = "call"
-"""The key of the seconds of an empty call."""
+PYTHON = "python"
+"""The key of the seconds of `_loop`."""
+
+
+def _loop() -> int:
+    """Add 1,000 numbers: the unit of what a step does in Python."""
+    total = 0
+    for number in range(1000):
+        total += number
+    return total
 
 
 def _adding_key(layers: Layers) -> str:
@@ -134,6 +149,7 @@ class _Bench:
     new_times: dict[str, BlockTime] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
     is_logged: bool = False
+    loops: list[float] = field(default_factory=list)
 
     def measure(
         self, blocks: Mapping[int, Mapping[str, Subgraph]], layers: Layers, keys: Mapping[tuple[str, int, int], str]
@@ -149,14 +165,15 @@ class _Bench:
                 continue
             wanted = {(kind, rows): keys[kind, block, rows] for kind in own for rows in sorted(self.sizes)}
             if self.remaining_seconds > 0 and any(key not in self.known_costs for key in wanted.values()):
+                self.loops.append(time_calls(_loop, _LOOP_RUNS).seconds)
                 self._measure_block(own, wanted)
         if (adding := _adding_key(layers)) not in self.known_costs:
             size = int(adding.split()[1])
             tensor = tf.ones([size // 4])
             timed = time_calls(lambda: tensor + tensor)
             self._store(adding, timed.seconds / size, timed.spread)
-        if CALL not in self.known_costs:
-            self._store(CALL, self._call, 0.0)
+        if PYTHON not in self.known_costs:  # samples of the whole time: the speed of a core may change within a second
+            self._store(PYTHON, float(np.median(self.loops or [time_calls(_loop).seconds])), 0.0)
         count = len(self.new_times)
         _LOG.info("%s: measured %d subgraphs of blocks in %.1f s", self.name, count, self._spent)
 
@@ -189,16 +206,21 @@ class _Bench:
         return min(time_calls(lambda: tf_private.call_flat(empty, [x], [])).seconds for _ in range(5))
 
     def _measure_block(self, own: Mapping[str, Subgraph], wanted: Mapping[tuple[str, int], str]) -> None:
-        """Measure forward and backward with the fewest rows first, to see whether there is time for more."""
+        """Measure forward and backward with the fewest rows first, to see whether there is time for the most, and then
+        with those between: a line through two of them is better than one from the fewest rows alone. What was begun may
+        take as long again as it has taken so far, even if that exceeds the budget.
+        """
         copies: dict[int, Any] = {}
         functions: dict[str, Function] = {}
-        expected_seconds: dict[str, float] = {}
-        for rows in sorted(self.sizes):
+        before = self._spent
+        fewest, *others = sorted(self.sizes)
+        for rows in (fewest, *reversed(others)):
             values: dict[Value, Any] = {}
             for kind in own:
                 key, subgraph = wanted[kind, rows], own[kind]
                 needed = kind == "forward" and "backward" in own and wanted["backward", rows] not in self.known_costs
-                if self.remaining_seconds < _MIN_CALLS * expected_seconds.get(kind, 0.0) or (
+                allowed = max(self.remaining_seconds, self._spent - before)
+                if _MIN_CALLS * self._expect_seconds(kind, rows, wanted) > allowed or (
                     key in self.known_costs and not needed
                 ):
                     continue
@@ -212,9 +234,12 @@ class _Bench:
                 except (tf.errors.OpError, ValueError, TypeError, KeyError, RuntimeError) as failure:
                     _LOG.debug("%s: cannot measure %s of block %d: %s", self.name, kind, subgraph.block, failure)
                     break
-                smaller = min((each for each in self.sizes if each > rows), default=rows)
-                expected_seconds[kind] = timed.seconds * smaller / rows
                 self._store(key, max(timed.seconds - self._call, _MIN_WORK_SHARE * timed.seconds), timed.spread)
+
+    def _expect_seconds(self, kind: str, rows: int, wanted: Mapping[tuple[str, int], str]) -> float:
+        """The most seconds that a call with these rows is expected to take, by those with others; 0 if unknown."""
+        known = ((each, self.known_costs.get(wanted[kind, each])) for each in self.sizes)
+        return max((time.seconds * max(rows / each, 1.0) for each, time in known if time is not None), default=0.0)
 
     def _store(self, key: str, seconds: float, spread: float) -> None:
         date = datetime.now(UTC).isoformat(timespec="seconds")

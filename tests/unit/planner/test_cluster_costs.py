@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -215,6 +217,24 @@ def test_equal_blocks_are_measured_once_and_read_from_the_cache(monkeypatch: pyt
     one, four = again.problem.clusters
     assert np.array_equal(one.backward, cluster.backward)
     assert one.crossing == pytest.approx(4 * four.crossing) and one.message == pytest.approx(4 * four.message) != 0.0
+
+
+def test_all_blocks_together_are_measured_with_all_rows_even_if_building_takes_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From the fewest rows alone, a step of the whole batch would be predicted to take as often as long."""
+    now, build = [0.0], block_costs._Bench._make_function
+    monkeypatch.setattr(block_costs, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + now[0]))
+
+    def build_slowly(*given: Any) -> Any:
+        now[0] += 20.0
+        return build(*given)
+
+    monkeypatch.setattr(block_costs._Bench, "_make_function", build_slowly)
+    decision, _ = decide(*make_equal_layers(), measure="30s")
+    assert decision.grounds.measured == 0.0, "no block alone was measured"
+    kept = json.loads(blocks_path().read_text())["blocks"]
+    assert len(kept) == 3 * 3 + 1 + 2, "three functions with three numbers of rows; the update, adding and a call"
 
 
 def test_measured_updates_write_all_variables_and_slots(monkeypatch: pytest.MonkeyPatch) -> None:
