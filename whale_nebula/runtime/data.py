@@ -22,7 +22,7 @@ from whale_nebula.config.schema import DataHome
 from whale_nebula.datasets.grants import Grants
 from whale_nebula.datasets.guard import MOST_ROWS, Guard, Reader, Usage
 from whale_nebula.datasets.reading import DatasetClient, DatasetInfo, LocalClient, RowSelection, open_remote
-from whale_nebula.datasets.report_files import AUDIT
+from whale_nebula.datasets.report import AUDIT
 from whale_nebula.datasets.schema import STRING, Column
 from whale_nebula.errors import AuditError, ConfigError, IdentityError, OptionError
 from whale_nebula.errors.text import did_you_mean
