@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from whale_nebula.accounts.passwords import check_password, hash_password
@@ -162,8 +162,7 @@ class Accounts(SignedRows):
         with self.write_transaction():
             self.database.execute("delete from certificate where until <= ?", (format_time(self.now()),))
             for each in certificates:
-                row = (each.serial, each.account, each.identity, each.key, each.until)
-                self.database.execute("insert into certificate values (?, ?, ?, ?, ?)", row)
+                self.database.execute("insert into certificate values (?, ?, ?, ?, ?)", astuple(each))
 
     def remove_certificates(self, revoked: Sequence[AccountCertificate]) -> None:
         """Free the identities of revoked certificates for other accounts."""

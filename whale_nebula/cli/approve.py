@@ -82,15 +82,10 @@ _OPTIONS: Options = {
 }
 
 
-def make_parser() -> Parser:
-    """The options of the command."""
-    usage = "whale-nebula approve [options] SCRIPT [arguments of the script] | --list | --withdraw HEX"
-    return Parser("approve", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
-
-
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    parser = make_parser()
+    usage = "whale-nebula approve [options] SCRIPT [arguments of the script] | --list | --withdraw HEX"
+    parser = Parser("approve", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
     args, words = read_script(parser, argv, _OPTIONS)
     if (words.script is not None) + args.list + (args.withdraw is not None) != 1:
         parser.error("exactly one is required: a script to approve, --list, or --withdraw HEX")

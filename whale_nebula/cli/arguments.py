@@ -67,6 +67,14 @@ def read_script(parser: Parser, argv: Sequence[str], options: Options) -> tuple[
     return parser.read(words.options), words
 
 
+def read_words(parser: Parser, argv: Sequence[str], options: Options) -> tuple[argparse.Namespace, list[str]]:
+    """Parse the options of a command, which may be anywhere in the line; returns the other words, too."""
+    found = split(argv, options)
+    words = [] if found.script is None else [found.script, *found.arguments]
+    args = parser.read([*found.options, *(word for word in words if word.startswith("-"))])
+    return args, [word for word in words if not word.startswith("-")]
+
+
 def choose_command(
     argv: Sequence[str], commands: Collection[str], make_parser: Callable[[str], Parser]
 ) -> tuple[str, Parser]:

@@ -56,15 +56,10 @@ _OPTIONS: Options = {
 }
 
 
-def make_parser() -> Parser:
-    """The options of the command."""
-    usage = "whale-nebula bench link --config FILE --cluster NAME [options]"
-    return Parser("bench", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
-
-
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    parser = make_parser()
+    usage = "whale-nebula bench link --config FILE --cluster NAME [options]"
+    parser = Parser("bench", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
     words = list(argv)
     if not words or words[0].startswith("-"):
         parser.read(words)

@@ -16,7 +16,7 @@ from whale_nebula.checkpoint.folder import Folder, FoundCheckpoint
 from whale_nebula.checkpoint.manifest import Manifest
 from whale_nebula.checkpoint.parts import describe_waiting
 from whale_nebula.cli import arguments
-from whale_nebula.cli.arguments import Answer, Options, Parser, answer, print_error, split
+from whale_nebula.cli.arguments import Answer, Options, Parser, answer, print_error, read_words
 from whale_nebula.errors import AccountError, CheckpointError, NebulaError
 from whale_nebula.errors.text import did_you_mean, escape_foreign_text
 from whale_nebula.plain import to_plain
@@ -62,18 +62,12 @@ _OPTIONS: Options = {
 _WORDS = ("list", "show", "verify", "prune", "export")
 
 
-def make_parser() -> Parser:
-    """The options of the command."""
-    usage = "whale-nebula checkpoints {list,show,verify,prune,export} FOLDER [options]"
-    return Parser("checkpoints", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
-
-
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    parser = make_parser()
-    words = split(argv, _OPTIONS)
-    args = parser.read([*words.options, *(word for word in words.arguments if word.startswith("-"))])
-    what, folders = words.script, [word for word in words.arguments if not word.startswith("-")]
+    usage = "whale-nebula checkpoints {list,show,verify,prune,export} FOLDER [options]"
+    parser = Parser("checkpoints", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
+    args, words = read_words(parser, argv, _OPTIONS)
+    what, folders = words[0] if words else "", words[1:]
     if what not in _WORDS:
         problem = f"unknown command {what!r}; {did_you_mean(what, _WORDS)}" if what else "missing command"
         parser.error(f"{problem}: whale-nebula checkpoints list FOLDER")

@@ -68,14 +68,9 @@ _OPTIONS: Options = {
 _NETWORK_NEEDS = ("grpcio", "cryptography", "numpy", "google-crc32c")
 
 
-def make_parser() -> Parser:
-    """The options of the command."""
-    return Parser("doctor", _DESCRIPTION, _OPTIONS, epilog=_EPILOG)
-
-
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    parser = make_parser()
+    parser = Parser("doctor", _DESCRIPTION, _OPTIONS, epilog=_EPILOG)
     args = parser.read(argv)
     if args.cluster is not None and args.config is None:
         parser.error("--cluster needs --config clusters.yaml")

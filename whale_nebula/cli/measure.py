@@ -56,14 +56,9 @@ _OPTIONS: Options = {
 _LINE_SECONDS, _LINE_PATIENCE = 1.0, 5.0
 
 
-def make_parser() -> Parser:
-    """The options of the command."""
-    return Parser("measure", _DESCRIPTION, _OPTIONS, epilog=_EPILOG)
-
-
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    parser = make_parser()
+    parser = Parser("measure", _DESCRIPTION, _OPTIONS, epilog=_EPILOG)
     args = parser.read(list(argv))
     if args.cluster is not None and args.config is None:
         parser.error("--cluster needs --config: --config clusters.yaml --cluster gpu")

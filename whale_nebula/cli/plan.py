@@ -56,15 +56,10 @@ _OPTIONS: Options = {
 }
 
 
-def make_parser() -> Parser:
-    """The options of the command."""
-    usage = "whale-nebula plan [options] SCRIPT [arguments of the script]"
-    return Parser("plan", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
-
-
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    parser = make_parser()
+    usage = "whale-nebula plan [options] SCRIPT [arguments of the script]"
+    parser = Parser("plan", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
     args, words = read_script(parser, argv, _OPTIONS)
     if words.script is None:
         parser.error("missing script: whale-nebula plan train.py")

@@ -63,15 +63,10 @@ CODES: Codes = {
 }
 
 
-def make_parser() -> Parser:
-    """The options of the command."""
-    usage = "whale-nebula show [options] SCRIPT [arguments of the script] | PLAN.json | --report FILE"
-    return Parser("show", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
-
-
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    parser = make_parser()
+    usage = "whale-nebula show [options] SCRIPT [arguments of the script] | PLAN.json | --report FILE"
+    parser = Parser("show", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
     args, words = read_script(parser, argv, _OPTIONS)
     _check(parser, args, words)
     from whale_nebula.cli.show_script import show_report, show_script  # plans and reports are not needed for --help

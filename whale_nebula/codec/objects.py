@@ -214,8 +214,6 @@ class Precision(Codec, ABC):
     """
 
     layer = PRECISION
-    casts: ClassVar[bool] = False
-    """Whether it is a cast, whose time is negligible."""
     call: ClassVar[float] = CALL_SECONDS
     """Seconds for each call of `encode` and of `decode`, for a tensor of any size."""
     nearest: ClassVar[Cost | None] = None

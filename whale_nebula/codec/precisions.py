@@ -18,7 +18,7 @@ class Cast(Precision):
     """A cast to two bytes a number."""
 
     dtype: ClassVar[str]
-    casts, call = True, CAST_SECONDS
+    call = CAST_SECONDS
 
     def parts(self, dims: Dims, dtype: str) -> tuple[Part, ...]:
         """Two bytes a number."""

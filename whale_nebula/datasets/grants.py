@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -69,17 +69,8 @@ class Grants:
         dataset = Dataset(
             interface.name, interface.digest, interface.text, str(folder), PUBLISHED, now, interface.expires
         )
-        row = (
-            dataset.name,
-            dataset.digest,
-            dataset.document,
-            dataset.folder,
-            dataset.state,
-            dataset.published,
-            dataset.expires,
-        )
         with rows.write_transaction():
-            rows.database.execute("insert or replace into dataset values (?, ?, ?, ?, ?, ?, ?)", row)
+            rows.database.execute("insert or replace into dataset values (?, ?, ?, ?, ?, ?, ?)", astuple(dataset))
             rows.add_event("publish", "", "", "", {"dataset": dataset.name, "interface": dataset.digest})
         return dataset
 
@@ -131,7 +122,7 @@ class Grants:
             query = "select count(*) from permission where account = ? and state = ?"
             if rows.database.execute(query, (account, REQUESTED)).fetchone()[0] >= MOST_REQUESTS:
                 raise AccessError(f"{account} has {MOST_REQUESTS} unanswered requests", mend="ask the owner")
-            rows.database.execute("insert into permission values (?, ?, ?, ?, ?, ?, ?, ?)", _make_row(permission))
+            rows.database.execute("insert into permission values (?, ?, ?, ?, ?, ?, ?, ?)", astuple(permission))
             more = {"dataset": dataset, "purpose": purpose, "number": permission.number}
             rows.add_event("request", account, "", "", more)
         return permission
@@ -149,18 +140,11 @@ class Grants:
             if state == GRANTED:
                 until = min(until, _check_readable(self._look_up(found.dataset), now).expires)
             decided = replace(found, state=state, decided=now, until=until if state == GRANTED else "")
-            rows.database.execute(
-                "insert or replace into permission values (?, ?, ?, ?, ?, ?, ?, ?)", _make_row(decided)
-            )
-            more = {
-                "dataset": decided.dataset,
-                "number": number,
-                "until": decided.until,
-                "purpose": decided.purpose,
-                "by": by,
-            }
+            query = "insert or replace into permission values (?, ?, ?, ?, ?, ?, ?, ?)"
+            rows.database.execute(query, astuple(decided))
+            more = {"dataset": decided.dataset, "number": number, "until": decided.until, "purpose": decided.purpose}
             decision = "allow" if state == GRANTED else "deny"
-            rows.add_event(_ACTIONS[state], decided.account, decision, reason, more)
+            rows.add_event(_ACTIONS[state], decided.account, decision, reason, {**more, "by": by})
         return decided
 
     def list_permissions(self, *, dataset: str | None = None) -> list[Permission]:
@@ -201,13 +185,6 @@ def _check_readable(found: Dataset, now: str) -> Dataset:
 
 
 _ACTIONS = {GRANTED: "grant", DENIED: "deny", WITHDRAWN: "withdraw grant"}
-
-
-def _make_row(permission: Permission) -> tuple[str, ...]:
-    return (
-        permission.number, permission.dataset, permission.account, permission.purpose, permission.state,
-        permission.asked, permission.decided, permission.until,
-    )  # fmt: skip
 
 
 def _explain(matching: list[Permission], found: list[Permission], now: str) -> str:

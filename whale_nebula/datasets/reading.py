@@ -14,10 +14,8 @@ from typing import Any, NamedTuple, Protocol
 
 from whale_nebula.accounts.server import dial, make_client_context
 from whale_nebula.config.place import split_address
-from whale_nebula.datasets import report_files
 from whale_nebula.datasets.guard import Guard, Reader, ReadRequest
-from whale_nebula.datasets.report import Period, Report
-from whale_nebula.datasets.report_files import Log, decode_report
+from whale_nebula.datasets.report import MOST_REPORT_BYTES, Log, Period, Report, decode_report
 from whale_nebula.datasets.schema import (
     ANSWER,
     ASK,
@@ -138,7 +136,7 @@ class RemoteClient:
         """Request the report of the reads of the owner's data in a period: for auditors."""
         request = {"ask": "report", "since": period.since.isoformat(), "until": period.until.isoformat()}
         with self._open() as line:
-            data = line.ask(request, report_files.MOST_BYTES).data
+            data = line.ask(request, MOST_REPORT_BYTES).data
         try:
             return decode_report(json.loads(bytes(data)))
         except (ValueError, RecursionError):

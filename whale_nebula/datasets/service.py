@@ -24,11 +24,17 @@ from whale_nebula.accounts.login import LoginIssuer
 from whale_nebula.accounts.members import ENABLED
 from whale_nebula.accounts.registry import Registry
 from whale_nebula.accounts.server import TlsServer, certify_service, find_end, run_server
-from whale_nebula.datasets import report_files
 from whale_nebula.datasets.grants import PUBLISHED, Dataset, Grants
 from whale_nebula.datasets.guard import ANONYMOUS, MOST_ROWS, Guard, Reader, ReadRequest, Usage
-from whale_nebula.datasets.report import Period, parse_moment
-from whale_nebula.datasets.report_files import AUDIT, encode_report, record_position, report_accesses
+from whale_nebula.datasets.report import (
+    AUDIT,
+    MOST_REPORT_BYTES,
+    Period,
+    encode_report,
+    parse_moment,
+    record_position,
+    report_accesses,
+)
 from whale_nebula.datasets.schema import (
     ANSWER,
     ASK,
@@ -241,8 +247,8 @@ class _Handler(BaseRequestHandler):
             each._replace(path=Path(each.path).name) for each in logs
         ]  # auditors need not know the owner's folders
         found = json.dumps(encode_report(report, named_logs)).encode()
-        if len(found) > report_files.MOST_BYTES:
-            why = f"it has {len(found)} bytes, and the limit is {report_files.MOST_BYTES}"
+        if len(found) > MOST_REPORT_BYTES:
+            why = f"it has {len(found)} bytes, and the limit is {MOST_REPORT_BYTES}"
             mend = "choose a shorter period: --since, --until"
             raise AccessError("the report of this period is too large", why=why, mend=mend)
         return found

@@ -23,7 +23,7 @@ class Breach(NamedTuple):
     how: str
 
     def __str__(self) -> str:
-        return f"{describe_crossing(self.crossing)}: {describe_dependence(self.how, self.input)}"
+        return f"{describe_crossing(self.crossing)}: {_WORDS[self.how].format(self.input)}"
 
 
 def describe_crossing(crossing: InputCrossing) -> str:
@@ -36,11 +36,6 @@ def describe_crossing(crossing: InputCrossing) -> str:
         who = "every other cluster" if crossing.destination == ALL_CLUSTERS else crossing.destination
         return f"{crossing.name}, in {who}"
     return f"{crossing.name}, {crossing.source} -> {crossing.destination}"
-
-
-def describe_dependence(how: str, name: str) -> str:
-    """A phrase on how a value depends on an input."""
-    return _WORDS[how].format(name)
 
 
 _WORDS: Mapping[str, str] = {

@@ -18,11 +18,10 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula.accounts.registry import Registry
-from whale_nebula.config.schema import DataHome
 from whale_nebula.datasets.grants import Grants
 from whale_nebula.datasets.guard import MOST_ROWS, Guard, Reader, Usage
 from whale_nebula.datasets.reading import DatasetClient, DatasetInfo, LocalClient, RowSelection, open_remote
-from whale_nebula.datasets.report_files import AUDIT
+from whale_nebula.datasets.report import AUDIT
 from whale_nebula.datasets.schema import STRING, Column
 from whale_nebula.errors import AuditError, ConfigError, IdentityError, OptionError
 from whale_nebula.errors.text import did_you_mean
@@ -160,16 +159,11 @@ def _find_reading(run: Run, cluster: str, purpose: str | None, where: str) -> Da
         return _open_direct(run, base / os.path.expanduser(home.registry), cluster, identity)
     if home.at is None:
         mend = f'data: {{{cluster}: {{at: "HOST:PORT", folder: certs}}}}'
-        raise ConfigError(
-            f"data of {cluster!r} cannot be read in this process", where=where, why=_explain_elsewhere(home), mend=mend
-        )
+        why = f"{home.registry} can be used only on the owner's machines, and this process is in another cluster"
+        raise ConfigError(f"data of {cluster!r} cannot be read in this process", where=where, why=why, mend=mend)
     folder = base / os.path.expanduser(home.folder or "certs")
     reader = Reader("", "", run_id, program, purpose, versions)
     return open_remote(home.at, folder, run.config.run, cluster, reader)
-
-
-def _explain_elsewhere(home: DataHome) -> str:
-    return f"{home.registry} can be used only on the owner's machines, and this process is in another cluster"
 
 
 def _open_direct(run: Run, folder: Path, cluster: str, identity: tuple[str, str, str | None, str]) -> LocalClient:

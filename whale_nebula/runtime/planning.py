@@ -91,8 +91,9 @@ def _find_subject(target: Any, example: Sequence[Any], is_tuple: bool = False) -
     if isinstance(target, NebulaFunction):
         return Subject(target.step, *target.arguments(*example), running=target.step)
     if not isinstance(target, keras.Model):
+        given = "a plain function" if inspect.isroutine(target) else f"{type(target).__name__} {reprlib.repr(target)}"
         raise OptionError(
-            f"nb.plan takes a Keras model or an nb.function, not {describe_target(target)}",
+            f"nb.plan takes a Keras model or an nb.function, not {given}",
             where=str(calling_site()),
             mend="write @nb.function above the definition of the function, and plan that",
         )
@@ -146,11 +147,6 @@ def _check_arrays(example: Sequence[Any]) -> None:
             why=f"shapes and dtypes are taken from the example, and {shorten(repr(example[0]), 50)} has none",
             mend="nb.plan(model, np.asarray(x), np.asarray(y)); keras.KerasTensor((8, 4)) can replace such an array",
         )
-
-
-def describe_target(target: Any) -> str:
-    """The name of an example in messages."""
-    return "a plain function" if inspect.isroutine(target) else f"{type(target).__name__} {reprlib.repr(target)}"
 
 
 def no_scopes_error(name: str, captured: Captured) -> PlanError:

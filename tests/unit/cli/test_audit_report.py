@@ -21,7 +21,7 @@ from whale_nebula.accounts.rows import FILE
 from whale_nebula.cli.main import main
 from whale_nebula.datasets.grants import GRANTED
 from whale_nebula.datasets.reading import open_remote
-from whale_nebula.datasets.report_files import record_position
+from whale_nebula.datasets.report import record_position
 from whale_nebula.errors import AccessError
 from whale_nebula.security import approval, chain
 

@@ -439,10 +439,6 @@ class Checkpoints:
         with self.time_account.count_saving():
             self._save(levels, batch)
 
-    def _list_sharers(self) -> Sequence[str] | None:
-        """The workers that divide the saving of shared variables among them; None for all."""
-        return self.run.rounds.own_workers if self._local_sgd_runners and not self.run.alone else None
-
     def _save(self, levels: Sequence[Level], batch: str, ended: bool = False) -> None:
         if self._local_sgd_runners and must_synchronize(self.run.rounds):
             self.run.settle()
@@ -459,7 +455,8 @@ class Checkpoints:
         alive = self.known_variables.find_alive()
         if self._local_sgd_runners:
             self.run.rounds.propagate_writes({id(alive[name]): value for name, value in (held or {}).items()})
-        entries, late = list(self.group.list_entries(alive, self._list_sharers())), None
+        sharers = self.run.rounds.own_workers if self._local_sgd_runners and not self.run.alone else None  # None: all
+        entries, late = list(self.group.list_entries(alive, sharers)), None
         entries = [each._replace(value=held[each.name]) if held and each.name in held else each for each in entries]
         if self._local_sgd_runners:
             entries = list(list_copies(self.run.rounds, self.group, entries, alive))

@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -183,6 +183,14 @@ def find_ring(labels: Mapping[str, str], clusters: Mapping[str, str], worker: st
     return ring[(place + 1) % len(ring)], ring[place - 1]
 
 
+class PartMove(NamedTuple):
+    """A part of a checkpoint that one host sends to another, each by its first worker."""
+
+    part: str
+    source: str
+    destination: str
+
+
 def fetch_parts(group: Group, identity: str, found: FoundCheckpoint | None, folder: Folder) -> bool:
     """Send their parts to hosts that lack them; returns whether any was sent. All processes call it at the same point;
     `found` is the local part, and `folder` is where this host stores received parts.
@@ -191,19 +199,9 @@ def fetch_parts(group: Group, identity: str, found: FoundCheckpoint | None, fold
     held_parts = sorted(name for name, manifest in manifests.items() if manifest.identity == identity)
     answers = group.exchange("the holders of checkpoint parts", [group.label, held_parts] if group.commits else None)
     hosts = {worker: (str(each[0]), list(map(str, each[1]))) for worker, each in sorted(answers.items()) if each}
-    needs = [need for worker in hosts if (need := _find_need(worker, hosts)) is not None]
-    for number, (worker, label, source) in enumerate(needs):
-        channel = (
-            CopyChannel(group.session, source, worker, number, _RESTORING) if group.worker in (worker, source) else None
-        )
-        if channel is not None and group.worker == source:
-            send_part(channel, found, label)
-        elif channel is not None:
-            receive_part(channel, folder)
-            _LOG.info("%s: %s has sent its part of the checkpoint", worker, source)
-    if needs:
-        group.exchange("the end of sending checkpoint parts", None)
-    return bool(needs)
+    moves = [move for worker in hosts if (move := _find_missing_part(worker, hosts)) is not None]
+    _move_parts(group, moves, found, folder)
+    return bool(moves)
 
 
 def hand_over_parts(group: Group, folder: Folder, step: int, leaving_workers: Collection[str]) -> None:
@@ -215,29 +213,31 @@ def hand_over_parts(group: Group, folder: Folder, step: int, leaving_workers: Co
     answers = group.exchange("the hosts that leave", [group.label, held_parts] if group.commits else None)
     hosts = {worker: answer for worker, answer in sorted(answers.items()) if answer}
     stays = next((worker for worker in hosts if worker not in leaving_workers), None)
-    leaving = [] if stays is None else [w for w in hosts if w in leaving_workers and hosts[w][0] not in hosts[stays][1]]
-    for number, worker in enumerate(leaving):
-        channel = (
-            CopyChannel(group.session, worker, str(stays), number, _RESTORING)
-            if group.worker in (worker, stays)
-            else None
-        )
-        if channel is not None and group.worker == worker:
-            send_part(channel, found, group.label)
-        elif channel is not None:
+    if stays is not None:
+        leaving = [each for each in hosts if each in leaving_workers and hosts[each][0] not in hosts[stays][1]]
+        _move_parts(group, [PartMove(hosts[each][0], each, stays) for each in leaving], found, folder)
+
+
+def _move_parts(group: Group, moves: Sequence[PartMove], found: FoundCheckpoint | None, folder: Folder) -> None:
+    """Send parts of a checkpoint between hosts. All processes call it at the same point, with the same `moves`."""
+    for number, (part, source, destination) in enumerate(moves):
+        channel = CopyChannel(group.session, source, destination, number, _RESTORING)
+        if group.worker == source:
+            send_part(channel, found, part)
+        elif group.worker == destination:
             receive_part(channel, folder)
-            _LOG.info("%s: %s leaves, and has sent its part of step %d", stays, worker, step)
-    if leaving:
+            _LOG.info("%s: %s has sent its part of the checkpoint", destination, source)
+    if moves:
         group.exchange("the end of sending checkpoint parts", None)
 
 
-def _find_need(worker: str, hosts: Mapping[str, tuple[str, Sequence[str]]]) -> tuple[str, str, str] | None:
-    """The part of a checkpoint that a host needs, and its holder: the host's own part, or, if no host has it, any other
-    for the common contents.
+def _find_missing_part(worker: str, hosts: Mapping[str, tuple[str, Sequence[str]]]) -> PartMove | None:
+    """The part of a checkpoint that a host needs, from its holder: the host's own part, or, if no host has it, any
+    other for the common contents.
     """
     label, held_parts = hosts[worker]
     if label in held_parts:
         return None
     holders = {name: each for each in sorted(hosts, reverse=True) for name in hosts[each][1]}
     wanted = label if label in holders else min(holders, default=None) if not held_parts else None
-    return None if wanted is None else (worker, wanted, holders[wanted])
+    return None if wanted is None else PartMove(wanted, holders[wanted], worker)

@@ -161,7 +161,7 @@ class OneBitRounds(ClusterSync):
     def begin(self, shared: Numbers | None = None) -> None:
         """Read the weights and slots before each step, because the script may have changed them in all clusters."""
         self._shared = self._read_all() if shared is None else shared.copy()
-        self._read_slots()
+        self._slots_before = [tuple(each.read_value() for each in (own.momentum, *own.others)) for own in self.slots]
 
     @property
     def shared(self) -> Numbers | None:
@@ -317,9 +317,6 @@ class OneBitRounds(ClusterSync):
         self._server_error = np.zeros(self._mask.size, np.float32)
 
     # ------------------------------------------------------------------ the update
-    def _read_slots(self) -> None:
-        self._slots_before = [tuple(each.read_value() for each in (own.momentum, *own.others)) for own in self.slots]
-
     def _make_update(self, momentum: Numbers) -> None:
         """Compute new weights and slots from those before the step and the mean momentum,
         identically in all clusters.

@@ -83,12 +83,8 @@ def describe_failure(failure: BaseException, *, private: bool = False) -> dict[s
     fields = {"what": f"{type(failure).__name__}: {failure}"}
     if isinstance(failure, NebulaError):
         fields = {part: getattr(failure, part) for part in ("code", "what", "where", "why", "mend")}
-    return {part: remove_own_folders(text) for part, text in fields.items()}
-
-
-def remove_own_folders(text: str) -> str:
-    """A text without the folders of this host."""
-    return remove_folders(text, [os.getcwd(), str(Path.home()), *sys.path])
+    own_folders = [os.getcwd(), str(Path.home()), *sys.path]
+    return {part: remove_folders(text, own_folders) for part, text in fields.items()}
 
 
 def _is_free_of_values(failure: BaseException) -> bool:
