@@ -95,6 +95,31 @@ def check_run(found: Sites, last_meetings: Mapping[str, int], absent: Sequence[s
         np.testing.assert_allclose(own, theirs, 1e-4, 1e-6)
 
 
+@pytest.mark.grid
+def test_cluster_that_returns_waits_for_rounds_that_are_longer_than_the_patience(tmp_path: Path) -> None:
+    """The only restart is that of the killed worker."""
+    with prepare_clusters(tmp_path, ("gpu", "npu"), restarts=1, patience="45s") as found:
+        start_clusters(found, {"killed": {"npu": 6}, "pause": {"gpu": [7, 12.0]}, "waits": {14: ["npu"]}})
+        check_run(found, {"npu": 4}, ["", ""])
+        assert sum("restart 1 of 1" in line for line in found["npu"].err) == 1, found["npu"].last_output
+
+
+@pytest.mark.parametrize("how", ["fails", pytest.param("killed", marks=pytest.mark.grid)])
+def test_clusters_resume_from_memory_after_the_end_of_one(tmp_path: Path, how: str) -> None:
+    """Without `restarts`, and without a checkpoint on a disk: the launchers save what was in memory."""
+    with prepare_clusters(tmp_path, ("gpu", "npu"), elastic={}, restarts=0) as found:
+        plan = {how: {"npu": 18}, "every": 1000}
+        start_clusters(found, plan)
+        codes = found.wait_for_exit_codes()
+        assert 0 not in codes.values(), codes
+        for site in found.sites.values():
+            assert "which was saved in memory, is saved in" in site.last_output
+        start_clusters(found, {"every": 1000})
+        check_run(found, {}, [""])
+        ((resumed, _),) = [found["gpu"].reports["epoch 0"]]
+        assert resumed in (8, 16)
+
+
 THREE = ("gpu", "npu", "tpu")
 CASES = {
     "two clusters": (("gpu", "npu"), {"npu": 6}, {14: ["npu"]}, ["", ""]),

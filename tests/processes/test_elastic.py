@@ -42,12 +42,13 @@ def start_two_sites(
     *,
     gateways: bool = False,
     elastic: Mapping[str, Any] = MappingProxyType({"npu": {"min": 0}}),
+    npu: int = 2,
 ) -> Iterator[Sites]:
     """A launcher for each name in `saved`, a cluster or one of its workers, in its own folder, as on separate hosts,
-    with a control socket.
+    with a control socket. One worker of gpu, and so many of `npu`, are listed.
     """
     own = [{"gateway": f"127.0.0.1:{free_port()}"} if gateways else {} for _ in range(2)]
-    workers = {name: [f"127.0.0.1:{free_port()}" for _ in range(count)] for name, count in (("gpu", 1), ("npu", 2))}
+    workers = {name: [f"127.0.0.1:{free_port()}" for _ in range(count)] for name, count in (("gpu", 1), ("npu", npu))}
     clusters = {name: {"workers": workers[name], **more} for name, more in zip(workers, own, strict=True)}
     options = {"clusters": clusters, "elastic": dict(elastic), "restarts": 5, "patience": patience}
     with prepare_sites(folder, **options) as found:
@@ -145,6 +146,19 @@ def test_cluster_continues_without_its_killed_first_host_from_copies_in_memory(t
         starts = check_history(found)
     assert starts[0][1] == 2 and [count for _, count in starts][-2:] == [1, 2], starts
     assert starts[-2][0][0] > 0, "no checkpoint on a disk has the part of npu/0"
+
+
+@pytest.mark.grid
+def test_spare_host_replaces_a_killed_one(tmp_path: Path) -> None:
+    """It waits for longer than the patience, without a restart."""
+    requests = {"dies": {"0": ["npu/1", 9]}, "waits": 14}
+    hosts, elastic = {**HOSTS, "npu-2": "four"}, {"npu": {"min": 1, "max": 2}}
+    with start_two_sites(tmp_path, hosts, requests, "30s", elastic=elastic, npu=3) as found:
+        assert found.sites.pop("npu-1").wait() == -signal.SIGKILL
+        assert set(found.wait_for_exit_codes().values()) == {0}, [site.last_output for site in found.sites.values()]
+        starts = check_history(found)
+        assert not any("begins after" in line for line in found["npu-2"].err), found["npu-2"].last_output
+    assert starts[0][1] == 2 and [count for _, count in starts][-2:] == [1, 2] and starts[-2][0][0] > 0, starts
 
 
 @pytest.mark.grid

@@ -317,7 +317,7 @@ def _start(
     tenancy = resources.enter_context(open_tenancy(tenant, gateways.find_config_folder(args.config), security, remark))
     home = None if tenancy is None else str(tenancy.home)
     listen = gateways.choose_listen_addresses(config, placement, remark)
-    memory = resources.enter_context(gateways.open_memory_folder()) if config.restarts.most or config.elastic else None
+    memory = resources.enter_context(gateways.open_memory_folder())
     folder = resources.enter_context(tempfile.TemporaryDirectory(prefix="whale-nebula-")) if config.elastic else None
     sizes = Sizes(config, placement, None if folder is None else os.path.join(folder, "asked.json"))
     if config.elastic and sizes.anchor is not None:

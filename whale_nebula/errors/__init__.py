@@ -414,9 +414,11 @@ class EpochOverError(RemoteProtocolError):
 
 
 class StaleWorkerError(RemoteProtocolError):
-    """A worker of an earlier epoch at the other end; it is refused. A `fresh` one has no session."""
+    """A worker of an earlier epoch at the other end; it is refused. A `fresh` one has no session. It may also know of
+    other absent workers; if this worker is `absent` for it, it lets this one take part after a step.
+    """
 
-    code, fresh = "NB-416", False
+    code, fresh, absent = "NB-416", False, False
     usual_mend = "stop the processes of the earlier epoch at the other end, and restart its worker"
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from whale_nebula.config import Config
 from whale_nebula.config.schema import cluster_of
-from whale_nebula.errors import ConfigError, NotYetError, OptionError
+from whale_nebula.errors import ConfigError, OptionError
 from whale_nebula.errors.text import list_counts, list_names
 from whale_nebula.launch.job import Result
 from whale_nebula.launch.membership import find_anchor, index_of, limit_workers, list_members, select_workers
@@ -50,8 +50,9 @@ class Sizes:
         self.has_others = len(self.placement.here) < len(everyone)
         self.anchor = find_anchor(everyone, limits) if self.has_others else None
         self._check_limits()
-        self._check_launchers()
-        self.running = self.requested = limit_workers(everyone, everyone, everyone, limits, self.anchor)
+        self._check_anchor()
+        first = limit_workers(everyone, everyone, everyone, limits, self.anchor)
+        self.running = self.requested = self._limit({*first, *self.placement.here}, first)
 
     def _check_limits(self) -> None:
         """Refuse limits that the workers or the other options do not permit."""
@@ -73,17 +74,14 @@ class Sizes:
                     mend=f"elastic: {{{name}: {{min: {limits.least}, max: {listed}}}}}, or list more workers",
                 )
 
-    def _check_launchers(self) -> None:
-        """Refuse options that are not supported if several launchers start workers."""
-        for name, limits in self.config.elastic.items():
-            here, listed = (list_members(each, name) for each in (self.placement.here, self.placement.addresses))
-            if 0 < len(here) < len(listed) and limits.most < len(listed):
-                raise NotYetError(
-                    f"elastic cluster {name!r} with max: {limits.most}, {len(listed)} workers and several launchers",
-                    where=f"elastic.{name}.max",
-                    why="no launcher decides which of the workers are spare ones",
-                    mend=f"elastic: {{{name}: {{min: {limits.least}, max: {len(listed)}}}}}, or list fewer workers",
-                )
+    def _limit(self, chosen: Collection[str], running: Collection[str]) -> frozenset[str]:
+        """The chosen workers, within the limits of their clusters."""
+        here, everyone = self.placement.here, self.placement.addresses
+        own = here if self.has_others and self.anchor not in here else ()
+        return limit_workers(running, chosen, everyone, self.config.elastic, self.anchor, own)
+
+    def _check_anchor(self) -> None:
+        """Refuse a run of several launchers without an anchor."""
         if self.has_others and self.config.elastic and self.anchor is None:
             first = cluster_of(next(iter(self.placement.addresses)))
             raise ConfigError(
@@ -146,8 +144,7 @@ class Sizes:
             if result.trained is None and result.culprit is not None:
                 announced = {**self.pending_counts, **announced}
             counts = {name: count for name, count in announced.items() if name in everyone or name in limits}
-            chosen = select_workers(self.requested, everyone, counts)
-            self.requested = limit_workers(self.requested, chosen, everyone, limits, self.anchor)
+            self.requested = self._limit(select_workers(self.requested, everyone, counts), self.requested)
             return self.describe_change() if announced else ""
 
     def _remove_missed(self, clusters: set[str]) -> None:
@@ -216,13 +213,12 @@ class Sizes:
         """
         left = self.requested - workers
         decides = self.anchor in self.placement.here or workers <= set(self.placement.here)
-        everyone, limits = self.placement.addresses, self.config.elastic
         return (
             decides
             and workers <= self.requested
             and not workers & self.needed
             and any(worker in left for worker in self.placement.here)
-            and limit_workers(self.requested, left, everyone, limits, self.anchor) == left
+            and self._limit(left, self.requested) == left
         )
 
     @property

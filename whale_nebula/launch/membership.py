@@ -73,13 +73,19 @@ def limit_workers(
     everyone: Collection[str],
     limits: Mapping[str, Elastic],
     anchor: str | None = None,
+    own: Collection[str] = (),
 ) -> frozenset[str]:
     """The `chosen` workers, within limits: a cluster that would get too few, or lose the anchor, keeps the `running`
-    ones; one that would get too many gets the first.
+    ones; one that would get too many gets running ones first, then others by their index. For a launcher without the
+    anchor, its `own` workers are the last; if none of them fits, all are spare, and included: they wait until the
+    anchor lets them take part.
 
     >>> everyone = ["gpu/0", "gpu/1"]
     >>> sorted(limit_workers(everyone, ["gpu/1"], everyone, {"gpu": Elastic(1, 2)}, anchor="gpu/0"))
     ['gpu/0', 'gpu/1']
+    >>> one = {"gpu": Elastic(1, 1)}
+    >>> [sorted(limit_workers(everyone, everyone, everyone, one, own=own)) for own in ([], ["gpu/1"])]
+    [['gpu/0'], ['gpu/0', 'gpu/1']]
     """
     found: set[str] = set()
     for cluster in dict.fromkeys(map(cluster_of, everyone)):
@@ -87,5 +93,6 @@ def limit_workers(
         allowed = limits.get(cluster, Elastic(len(before), len(before)))
         if len(after) < allowed.least or (anchor in before and anchor not in after):
             after = list_members({*before, *after}, cluster)
-        found |= set(after[: allowed.most])
+        kept = sorted(after, key=lambda worker: (worker in own, worker not in before))[: allowed.most]
+        found |= {*kept, *(set(after).intersection(own) if not set(kept).intersection(own) else ())}
     return frozenset(found)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, as_completed
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import (
@@ -94,6 +95,7 @@ class Carrier(Protocol):
         """The state of the connection."""
 
 
+T = TypeVar("T")
 BYE = "BYE"
 FAIL = "FAIL"
 
@@ -179,6 +181,27 @@ class Link(ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.here} - {self.there}>"
+
+
+def receive_each(receivers: Mapping[str, Callable[[], T]]) -> Iterator[tuple[str, Callable[[], T]]]:
+    """Receive from several workers at the same time, by name, in the order in which messages arrive or links fail: the
+    function of each name returns what was received, or raises. So a failure is noticed even if another worker is late.
+    """
+
+    def receive(name: str, future: Future[T]) -> None:
+        try:
+            future.set_result(receivers[name]())
+        except BaseException as failure:
+            future.set_exception(failure)
+
+    if len(receivers) == 1:
+        yield from receivers.items()
+        return
+    names: dict[Future[T], str] = {Future(): name for name in receivers}
+    for future, name in names.items():
+        threading.Thread(target=receive, args=(name, future), name="nebula-receive", daemon=True).start()
+    for future in as_completed(names):
+        yield names[future], future.result
 
 
 def refuse_reserved(message: Mapping[str, Any]) -> None:

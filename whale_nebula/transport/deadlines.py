@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
@@ -65,6 +66,15 @@ class Deadlines:
         """Backoff before the `attempt`-th reconnection (from 0); `draw` is random in [0, 1)."""
         draw = _RANDOM.random() if draw is None else draw
         return min(2.0, 0.05 * 2.0 ** min(attempt, 16)) * (0.5 + draw)
+
+
+@dataclass
+class OwnAbsence:
+    """When another worker last reported that the run goes on without this one, for all links of a process. That worker
+    lets this one take part after a step, however long that takes, so this one waits for all others meanwhile.
+    """
+
+    reported_at: float = -math.inf
 
 
 class Meter:
@@ -170,12 +180,12 @@ class WaitAnnouncer:
 
     def announce(self, reason: str, *, limit: float | None = None, since: float | None = None) -> None:
         """Start or continue the wait, with a `limit` in seconds, if there is one, counted from `since` or the first
-        call.
+        call. A long wait is reported less often.
         """
         now = self._now()
         if self._started_at is None:
             self._started_at = now if since is None else since
-        elif reason == self._reason and now - self._announced_at < _REPEAT_SECONDS:
+        elif reason == self._reason and now - self._announced_at < max(_REPEAT_SECONDS, (now - self._started_at) / 10):
             return
         self._announced_at, self._reason = now, reason
         self._announce(Wait(self._target, self._address, reason, now - self._started_at, limit))

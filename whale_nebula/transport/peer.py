@@ -44,7 +44,7 @@ from whale_nebula.transport.base import (
     refuse_reserved,
     silent_error,
 )  # fmt: skip
-from whale_nebula.transport.deadlines import Announce, Deadlines, Meter, WaitAnnouncer, log_wait
+from whale_nebula.transport.deadlines import Announce, Deadlines, Meter, OwnAbsence, WaitAnnouncer, log_wait
 from whale_nebula.transport.mailbox import Mailbox, Waiters, unsent_item_error
 from whale_nebula.transport.outbox import Outbox, OutgoingFrame, OutgoingItem
 from whale_nebula.transport.protocol import ExpectKey, Key, LinkTotals, Payload, Roster, describe_payload, read_payload
@@ -69,8 +69,8 @@ class PeerLink(Link):
     until they are acknowledged; and once a fifth of it has arrived unrequested, back-pressure stops the other side.
     `window` is how many bytes may arrive out of order, for carriers of several lanes. With a `prover` both sides
     authenticate each other, and with `sealed` frames are encrypted end to end. `announce` is called for every wait.
-    `waiters` are shared by all links of a process. `arrive` is called if the numbers of workers in a peer's greeting
-    differ from those in `greeting`; without it, such a peer ends the link.
+    `waiters` and `own_absence` are shared by all links of a process. `arrive` is called if the absent workers in a
+    peer's greeting differ from those in `greeting`; without it, such a peer ends the link.
     """
 
     def __init__(
@@ -87,6 +87,7 @@ class PeerLink(Link):
         deadlines: Deadlines | None = None,
         announce: Announce = log_wait,
         waiters: Waiters | None = None,
+        own_absence: OwnAbsence | None = None,
         arrive: Callable[[OtherWorkersError], None] | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -117,7 +118,7 @@ class PeerLink(Link):
         self._now = now
         self._meter = Meter()
         self._prover = prover
-        self._arrive = arrive
+        self._arrive, self._own_absence = arrive, own_absence or OwnAbsence()
         # why the last greeting was refused, if that is transient: a certificate is renewed, an old process ends
         self._transient_refusal: ExpiredError | StaleWorkerError | None = None
         self._stale_since: float | None = None  # since when a worker of an earlier epoch has this connection
@@ -125,12 +126,8 @@ class PeerLink(Link):
         self._received_at = self._disconnected_at = now()  # from the worker itself, authenticated
         self._check_seconds = min(self._deadlines.check_interval, self._deadlines.silence / 8)
         self._first_chunk_at: float | None = None  # when the first chunk of the current item was sent
-        self._was_connected = False
-        self._bye_received = False
-        self._closed = False
-        self._failed = False
-        self._fail_received = False
-        self._fail_answered = False
+        self._was_connected = self._bye_received = self._closed = False
+        self._failed = self._fail_received = self._fail_answered = False
         self._is_distrusted = False  # received frames are no longer trusted
         self._faults = FaultPolicy()
         self._greeting_faults = FaultPolicy(_GREETINGS)  # in a row
@@ -495,6 +492,8 @@ class PeerLink(Link):
         if isinstance(error, StaleWorkerError):  # it ends once it has received our epoch
             with self._changed:
                 self._transient_refusal, self._stale_since = error, self._now()
+            if error.absent:
+                self._own_absence.reported_at = self._now()
             return
         has_restarted = isinstance(error, PeerRestartedError | EpochOverError)
         is_recoverable = isinstance(error, RemoteProtocolError) and not has_restarted
@@ -539,21 +538,21 @@ class PeerLink(Link):
             self._check_certificate(certificate, ready)
         if rate is not None:
             self._carrier.pace(rate)
+        absent = not ready and self._now() - self._own_absence.reported_at < self._deadlines.patience
         if bye:
             self._waiting.abandon()
-        elif silent_seconds >= self._deadlines.patience:
+        elif silent_seconds >= self._deadlines.patience and not absent:
             refusal = self._transient_refusal or self._carrier.state().refusal
             self.lost(refusal or self._silence_error(self._deadlines.patience, self._describe_trouble(ready)))
         elif (
             silent_seconds < self._deadlines.silence - self._check_seconds
             if ready
-            else disconnected_seconds < _SHORT_SECONDS
+            else disconnected_seconds < _SHORT_SECONDS and not absent
         ):
             self._waiting.finish()
         else:
-            self._waiting.announce(
-                self._describe_trouble(ready), limit=self._deadlines.patience, since=self._received_at
-            )
+            limit = None if absent else self._deadlines.patience
+            self._waiting.announce(self._describe_trouble(ready), limit=limit, since=self._received_at)
 
     def _check_certificate(self, certificate: str, ready: bool) -> None:
         """End the connection to a worker whose certificate has expired, which may be renewed, and the link to one whose

@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -160,7 +162,8 @@ class Greeting:
 
     In elastic runs, `absent` are the workers without which the run continues, maybe including the other side: its
     greeting announces that it is available. `launched` are the workers that this side's launcher may start, and the
-    `anchor` is the worker that decides on those of other launchers.
+    `anchor` is the worker that decides on those of other launchers. `free_places` are the numbers of workers that may
+    come, by cluster, where there are limits.
     """
 
     run: str
@@ -172,6 +175,7 @@ class Greeting:
     absent: Sequence[str] | None = None
     launched: Sequence[str] = ()
     anchor: str | None = None
+    free_places: Mapping[str, int] = field(default_factory=dict)
 
 
 class Prover(Protocol):
@@ -272,7 +276,7 @@ class Handshake:
             worker = self._peer_hello.worker
             self._prover.verify(self._peer_hello.certificate or "", signed, build_transcript(hellos, worker), worker)
         if not self._in_session and not self._peer_hello.in_session:  # a process of an old session has old numbers
-            check_absent(*hellos, self._greeting.anchor)
+            check_absent(*hellos, self._greeting.anchor, self._greeting.free_places)
         _check_epoch(*hellos, self.proven_hello)
         self.proven_hello = self.proven_hello or self._peer_hello
         if self._peer_hello.nonce != self.proven_hello.nonce:
@@ -352,9 +356,12 @@ def _check_epoch(own_hello: Hello, peer_hello: Hello, earlier: Hello | None) -> 
         )
 
 
-def check_absent(own_hello: Hello, peer_hello: Hello, anchor: str | None) -> None:
+def check_absent(
+    own_hello: Hello, peer_hello: Hello, anchor: str | None, free_places: Mapping[str, int] = MappingProxyType({})
+) -> None:
     """Compare the absent workers. The `anchor` learns from each worker about those of that worker's launcher, and all
-    others learn from the anchor. The side with outdated knowledge ends, to be restarted.
+    others learn from the anchor. The side with outdated knowledge ends, to be restarted. Workers that have come, but
+    for which their cluster has no `free_places` if it has limits, are spare, and wait.
     """
     worker, here = peer_hello.worker, own_hello.worker
     own, other = own_hello.absent, peer_hello.absent
@@ -370,6 +377,8 @@ def check_absent(own_hello: Hello, peer_hello: Hello, anchor: str | None) -> Non
     theirs = {worker, *(each for each in peer_hello.launched if each.rpartition("/")[0] == cluster)}
     known = {here: theirs, worker: different - {here, *own_hello.launched}}.get(anchor or "", set())
     counts = {each: int(each not in other) for each in sorted(different & known)}
+    if here == anchor:
+        counts = _select_arrivals(counts, free_places)
     if counts:
         error = OtherWorkersError(
             f"the run continues {list_counts(counts)}",
@@ -378,10 +387,28 @@ def check_absent(own_hello: Hello, peer_hello: Hello, anchor: str | None) -> Non
         )
         error.counts = counts
         raise error
-    raise StaleWorkerError(
+    refusal = StaleWorkerError(
         f"worker '{escape_foreign_text(worker)}' was started {_describe_absent(other)}",
         why=f"'{here}' was started {_describe_absent(own)}",
     )
+    refusal.absent = here in other
+    raise refusal
+
+
+def _select_arrivals(counts: Mapping[str, int], free_places: Mapping[str, int]) -> dict[str, int]:
+    """Those of the reported workers that are gone (0), or have come (1) and are not spare.
+
+    >>> _select_arrivals({"gpu/1": 0, "gpu/2": 1, "gpu/3": 1, "npu/0": 1}, {"gpu": 1})
+    {'gpu/1': 0, 'gpu/2': 1, 'npu/0': 1}
+    """
+    taken: Counter[str] = Counter()
+    found = {}
+    for worker, count in counts.items():
+        cluster = worker.rpartition("/")[0]
+        if not count or taken[cluster] < free_places.get(cluster, len(counts)):
+            found[worker] = count
+            taken[cluster] += count
+    return found
 
 
 def _describe_absent(absent: Sequence[str]) -> str:

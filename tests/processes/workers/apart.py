@@ -1,8 +1,9 @@
 """Worker: trains a copy of a model in each cluster; some are lost in the first start, and return.
 
 `plan` has after which step of the first start the first worker of a cluster is killed, by cluster ("killed"); the step
-after which all wait until the file "cut" exists in the folder; and the clusters for which the run waits after a step if
-it trains without them ("waits", by step).
+after which all wait until the file "cut" exists in the folder; the clusters for which the run waits after a step if
+it trains without them ("waits", by step); from which step of the first start on a cluster pauses after each step, and
+for how many seconds ("pause"); and after which step of the first start a script fails, by cluster ("fails").
 """
 
 import json
@@ -40,9 +41,14 @@ class Absence(keras.callbacks.Callback):
         report_value("steps", done)
         if not here.epoch and done == self._plan.get("killed", {}).get(here.cluster):
             os.kill(os.getpid(), signal.SIGKILL)
+        if not here.epoch and done == self._plan.get("fails", {}).get(here.cluster):
+            raise RuntimeError("the script fails")
+        begin, seconds = self._plan.get("pause", {}).get(here.cluster, [done + 1, 0])
+        if not here.epoch and done >= begin:
+            time.sleep(seconds)
         if not here.epoch and done == self._plan.get("cut", [0])[0]:
             _await(lambda: os.path.exists(self._plan["cut"][1]), "the line is not cut")
-        lost = set(self._plan["waits"].get(str(done), ())) - set(_list_clusters())
+        lost = set(self._plan.get("waits", {}).get(str(done), ())) - set(_list_clusters())
         if current_run().attachment.anchor == here.worker:
             for name in sorted(lost):
                 _await(lambda name=name: f"{name}/0=1" in (exit_agreement.announcement or ""), f"{name} does not come")
@@ -92,5 +98,6 @@ def _list_clusters() -> list[str]:
 
 if __name__ == "__main__":
     folder, plan = sys.argv[1:]
-    with nb.init(checkpoint={"folder": folder, "memory": 1, "every": 3}):
-        train_model(json.loads(plan))
+    options = json.loads(plan)
+    with nb.init(checkpoint={"folder": folder, "memory": 1, "every": options.get("every", 3)}):
+        train_model(options)

@@ -1,8 +1,8 @@
 """Worker: trains with as many replicas as its cluster has workers, and requests other numbers from the launcher.
 
 `requests` has by epoch after which step how many workers of npu are asked for, "by" whom, if not by the lead; "dies" by
-epoch which worker ends with its launcher, and after which step; "waits" after which step all wait, while workers of npu
-are absent, until these have come; "validates" that each epoch ends with an evaluation.
+epoch which worker ends with its launcher, and after which step; "waits" after which step gpu waits, while workers of
+npu are absent, until these have come; "validates" that each epoch ends with an evaluation.
 """
 
 import http.client
@@ -45,7 +45,8 @@ class ResizeRequester(keras.callbacks.Callback):
             os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(60)  # until it is ended with its launcher
         limit = time.monotonic() + 200
-        while done == self._requests.get("waits") and _count_npu() < 2 and exit_agreement.announcement is None:
+        waits = here.cluster == "gpu" and done == self._requests.get("waits")  # the others need its data
+        while waits and _count_npu() < 2 and exit_agreement.announcement is None:
             if time.monotonic() > limit:
                 raise RuntimeError("npu does not come")
             time.sleep(0.05)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from whale_nebula.config import load
-from whale_nebula.errors import ConfigError, NotYetError, OptionError, OtherWorkersError, StaleWorkerError
+from whale_nebula.errors import ConfigError, OptionError, OtherWorkersError, StaleWorkerError
 from whale_nebula.launch.control import parse_counts, parse_notice, serve_control_socket, watch_notices
 from whale_nebula.launch.elastic import Sizes
 from whale_nebula.launch.gateways import open_memory_folder, remove_abandoned
@@ -108,7 +108,7 @@ MISSED_CASES = {
 """The launcher, the workers that it misses twice, the minimum of each elastic cluster, and what it decides."""
 
 
-def create_sizes_of_host(host: str, least: Mapping[str, int]) -> Sizes:
+def create_sizes_of_host(host: str, least: Mapping[str, int], **limits: int) -> Sizes:
     everyone = [worker for workers in HOSTS.values() for worker in workers]
     addresses = {
         worker: f"{name}:{number}" for name, workers in HOSTS.items() for number, worker in enumerate(workers, 1)
@@ -116,8 +116,8 @@ def create_sizes_of_host(host: str, least: Mapping[str, int]) -> Sizes:
     clusters = {
         name: {"workers": [addresses[each] for each in everyone if each.startswith(name)]} for name in ("gpu", "npu")
     }
-    config = load({"clusters": clusters, "elastic": {name: {"min": count} for name, count in least.items()}})
-    return Sizes(config, Placement(tuple(HOSTS[host]), addresses))
+    elastic = {name: {"min": count, **limits} for name, count in least.items()}
+    return Sizes(load({"clusters": clusters, "elastic": elastic}), Placement(tuple(HOSTS[host]), addresses))
 
 
 @pytest.mark.parametrize(("host", "missed", "least", "words"), MISSED_CASES.values(), ids=MISSED_CASES)
@@ -147,7 +147,7 @@ def meet(launchers: Mapping[str, Sizes]) -> bool:
         }
         changes = []
         for name, each in launchers.items():
-            learned = learn(hellos[name], [hellos[other] for other in hellos if other != name], each.anchor)
+            learned = learn(hellos[name], [hellos[other] for other in hellos if other != name], each)
             changes.append(each.adopt_counts(create_result_of(here[name][0], learned)))
         if not any(changes):
             break
@@ -157,12 +157,13 @@ def meet(launchers: Mapping[str, Sizes]) -> bool:
     return all(set(each.select_placement().addresses) == present for each in launchers.values())
 
 
-def learn(own: Hello, others: Sequence[Hello], anchor: str | None) -> dict[str, int]:
+def learn(own: Hello, others: Sequence[Hello], sizes: Sizes) -> dict[str, int]:
+    free = {name: limits.most - sizes.current_counts[name] for name, limits in sizes.config.elastic.items()}
     found: dict[str, int] = {}
     for other in others:
         with contextlib.suppress(StaleWorkerError):
             try:
-                check_absent(own, other, anchor)
+                check_absent(own, other, sizes.anchor, free)
             except OtherWorkersError as error:
                 found.update(error.counts)
     return found
@@ -188,6 +189,25 @@ def test_launchers_agree_and_a_part_without_the_anchor_waits() -> None:
     assert not lose("a", by="b") and not lose("d", by="b") and not meet({host: found[host] for host in "bc"})
     assert lose("b", by="a") and meet({host: found[host] for host in "ad"})
     assert meet(found) and not any(each.find_absent() for each in found.values()), "two return at once"
+
+
+def test_spare_host_waits_until_it_replaces_a_lost_one() -> None:
+    """Two of three workers of gpu take part, of whichever hosts."""
+    found = {host: create_sizes_of_host(host, {"gpu": 0}, max=2) for host in HOSTS}
+
+    def agree(hosts: str) -> dict[str, str]:
+        meet({host: found[host] for host in hosts})
+        running = {host: sorted(each for each in found[host].running if each.startswith("gpu")) for host in hosts}
+        return {host: " ".join(worker[-1] for worker in each) for host, each in running.items()}
+
+    assert agree("abcd") == {"a": "0 1", "b": "0 1 2", "c": "0 1", "d": "0 1"} and not found["b"].is_left
+    failure = Failure("npu/0", "", lost=frozenset(HOSTS["a"]))
+    assert [bool(found["c"].note_failure(failure)) for _ in range(2)] == [False, True]
+    assert agree("bcd") == dict.fromkeys("bcd", "2"), "the spare host takes part"
+    found["a"] = create_sizes_of_host("a", {"gpu": 0}, max=2)
+    assert agree("abcd") == dict.fromkeys("abcd", "0 2"), "a worker of the lost host fits"
+    found["b"], found["a"] = (create_sizes_of_host(host, {"gpu": 0}, max=2) for host in "ba")
+    assert agree("abcd") == dict.fromkeys("abcd", "0 2")
 
 
 def test_broken_worker_is_excluded_by_its_launcher_only() -> None:
@@ -251,8 +271,6 @@ def test_invalid_elastic_limits_are_refused_at_the_start() -> None:
     config = load({"clusters": CLUSTERS, "elastic": {"npu": {"max": 4}}})
     with pytest.raises(ConfigError, match="max: 4, but 3 workers are listed"):
         Sizes(config, place_all_workers(config, [], lambda host: True))
-    with pytest.raises(NotYetError, match="max: 2, 3 workers and several launchers"):
-        create_sizes_of_launcher("npu/1", npu={"max": 2})
     with pytest.raises(ConfigError, match="all clusters have min: 0"):
         create_sizes_of_launcher("gpu", gpu={"min": 0}, npu={"min": 0})
     for wrong, message in (

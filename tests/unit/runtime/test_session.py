@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -81,6 +83,17 @@ def test_lost_reports_closed_and_failed_workers_among_those_asked() -> None:
     found["b/0"].fail(ValueError("a NaN"))
     assert isinstance(found["a/0"].find_lost_peers(["b/0"]), RemoteFailureError)
     assert found["a/0"].find_lost_peers([]) is None
+
+
+def test_failed_worker_ends_an_exchange_in_which_another_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long before the patience: a/1, which is awaited first, is alive and sends nothing."""
+    monkeypatch.setattr("whale_nebula.runtime.session.session._LOOK_SECONDS", 0.1)
+    found = sessions(WORKERS)
+    threading.Timer(0.5, found["b/0"].fail, [ValueError("a NaN")]).start()
+    begin = time.monotonic()
+    with pytest.raises(RemoteFailureError, match="'b/0' failed"):
+        found["a/0"].exchange("opening", {}, found["a/0"].links)
+    assert time.monotonic() - begin < found["a/0"].patience / 2
 
 
 def test_worker_that_greets_and_leaves_ends_the_rendezvous_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -197,6 +198,33 @@ def test_worker_that_is_left_out_ends_and_its_successor_arrives(tmp_path: Path, 
     wait_until(lambda: arrived)
     assert arrived[0] == {NPU: 1}
     close_all(gpu, old, new)
+
+
+def test_absent_worker_waits_beyond_its_patience_while_the_others_run_without_it(tmp_path: Path) -> None:
+    """Afterwards a new process of the other worker begins a session with it."""
+    certificates = Certificates(tmp_path / "home")
+    certificates.issue(GPU, NPU)
+    address, waits, common = find_free_address(), list[Wait](), {"launched": (GPU,), "anchor": GPU}
+    impatient = Deadlines(patience=6.0, silence=4.0, grace=0.2, connect=2.0, check_interval=0.05)
+
+    def open_gpu(epoch: int, *, alone: bool) -> GrpcLinks:
+        place = Place(RUN, GPU, {} if alone else {NPU: None}, address, credentials=certificates.of(GPU), epoch=epoch)
+        absent = {"absent": (NPU,), "joining": {NPU: None}} if alone else {"absent": ()}
+        return GrpcLinks(replace(place, all_workers=WORKERS, **absent, **common), deadlines=_DEADLINES)
+
+    gpu = open_gpu(0, alone=True)
+    place = Place(
+        RUN, NPU, {GPU: address}, credentials=certificates.of(NPU), absent=(), **{**common, "launched": (NPU,)}
+    )
+    npu = GrpcLinks(place, deadlines=impatient, announce=waits.append)
+    with pytest.raises(DeadlineError):
+        npu.links[GPU].take("SESSION", 1.3 * impatient.patience)
+    assert npu.is_absent() and "was started without npu/0" in waits[-1].reason and waits[-1].limit is None
+    gpu.close()
+    gpu = open_gpu(1, alone=False)
+    begin_session(1, gpu.links[NPU], npu.links[GPU])
+    send_tensor(0, gpu.links[NPU], npu.links[GPU])
+    close_all(gpu, npu)
 
 
 def test_worker_whose_patience_ended_is_not_missing(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from whale_nebula.errors import NebulaError, PlanMismatchError, RemoteProtocolEr
 from whale_nebula.errors.text import list_names
 from whale_nebula.runtime.local_sgd.topology import Ends
 from whale_nebula.runtime.session.absences import Absences
+from whale_nebula.transport.base import receive_each
 from whale_nebula.wire.tensor import Bytes
 
 if TYPE_CHECKING:
@@ -143,12 +144,12 @@ class DecidedEnds(Ends):
 
     def _gather(self, round_number: int, fragment: int) -> dict[str, Bytes]:
         """The differences of the other clusters that arrive within the patience."""
-        received, limit = {}, time.monotonic() + self.patience
-        for cluster, first in self.others.items():
-            if self.absences.find_error(cluster) is None:
-                with self.absences.tolerate(first):
-                    key = self._key(round_number, fragment, self._find_index(self.cluster), first, self.worker)
-                    received[cluster] = np.asarray(self._receive(key, max(0.0, limit - time.monotonic())))
+        place, received = self._find_index(self.cluster), {}
+        near = {cluster: first for cluster, first in self.others.items() if self.absences.find_error(cluster) is None}
+        keys = {cluster: self._key(round_number, fragment, place, each, self.worker) for cluster, each in near.items()}
+        for cluster, find in receive_each({cluster: partial(self._receive, key) for cluster, key in keys.items()}):
+            with self.absences.tolerate(near[cluster]):
+                received[cluster] = np.asarray(find())
         return received
 
     def _pass_on(
@@ -188,6 +189,15 @@ class DecidedEnds(Ends):
                     self._receive(self._key(round_number, fragment, place, source, self.worker))
                 )
         return decision, received
+
+
+def accept_return(run: Run, cluster: str) -> None:
+    """Accept connections from the new processes of a cluster that was lost here. The run goes on without it from the
+    next decision on; until then, its processes learn that they have to wait.
+    """
+    session = run.ledger.session
+    if session.await_return is not None:
+        session.await_return([worker for worker, name in run.workers.items() if name == cluster])
 
 
 def continue_without(run: Run, clusters: Sequence[str]) -> None:

@@ -25,7 +25,7 @@ from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.outer_optimizer import Numbers
 from whale_nebula.ir.program import ASYNC, LocalSgd
 from whale_nebula.runtime.local_sgd.async_mode import Pushes, Server
-from whale_nebula.runtime.local_sgd.attendance import DecidedEnds, continue_without
+from whale_nebula.runtime.local_sgd.attendance import DecidedEnds, accept_return, continue_without
 from whale_nebula.runtime.local_sgd.one_bit import ExchangedWeights, OneBitRounds, find_exchanged, make_one_bit_rounds
 from whale_nebula.runtime.local_sgd.one_bit_collectives import CollectiveEnds, MemberRounds
 from whale_nebula.runtime.local_sgd.step import (
@@ -106,7 +106,8 @@ class OpenRounds:
         if self.attendance.decider:
             self.absent.update(name for name in participants.names if name not in participants.workers)
             lost = frozenset() if self.attendance.restarts_together else self.attendance.may_miss
-            self.run.ledger.session.absences.clusters = lost
+            absences = self.run.ledger.session.absences
+            absences.clusters, absences.on_loss = lost, partial(accept_return, self.run)
 
     def list_rounds(self) -> list[Mapping[str, ClusterSync]]:
         """The rounds of each set of weights, by the clusters that are in this process."""

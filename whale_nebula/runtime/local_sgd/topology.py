@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -26,6 +26,7 @@ from whale_nebula.ir.program import ASYNC, LocalSgd, Program
 from whale_nebula.schedule.rounds import GRAIN, share_rows
 from whale_nebula.scopes.identity import LOCAL
 from whale_nebula.transport import Key, Link, LinkTotals
+from whale_nebula.transport.base import receive_each
 from whale_nebula.wire.tensor import Bytes
 
 if TYPE_CHECKING:
@@ -90,7 +91,19 @@ class Ends:
         """Receive a message from each other cluster, by name. `compute_digest` gives a checksum of the shared weights,
         for ends that compare it.
         """
-        return {cluster: self._receive_from(round_number, fragment, cluster) for cluster in self.others}
+        if not self.is_lead:
+            lead, here = self.lead_workers[self.cluster], self.worker
+            keys = {name: self._key(round_number, fragment, self._find_index(name), lead, here) for name in self.others}
+            return {cluster: np.asarray(self._receive(key)) for cluster, key in keys.items()}
+        place = self._find_index(self.cluster)
+        keys = {name: self._key(round_number, fragment, place, w, self.worker) for name, w in self.others.items()}
+        received = {}
+        for cluster, find in receive_each({cluster: partial(self._receive, key) for cluster, key in keys.items()}):
+            received[cluster] = np.asarray(find())
+            for mate in self.mates:
+                key = self._key(round_number, fragment, self._find_index(cluster), self.worker, mate)
+                self._send(key, received[cluster], received[cluster].nbytes)
+        return received
 
     def send_start(self, worker: str, data: Bytes) -> None:
         """Send another worker the initial weights, before the first round."""
@@ -99,21 +112,6 @@ class Ends:
     def receive_start(self, worker: str) -> Bytes:
         """Receive the initial weights from another worker."""
         return np.asarray(self._receive(self._key(0, 0, 0, worker, self.worker)))
-
-    def _receive_from(self, round_number: int, fragment: int, cluster: str) -> Bytes:
-        place = self._find_index(self.cluster)
-        if self.is_lead:
-            first = self.others[cluster]
-            data = np.asarray(self._receive(self._key(round_number, fragment, place, first, self.worker)))
-            for mate in self.mates:
-                self._send(
-                    self._key(round_number, fragment, self._find_index(cluster), self.worker, mate), data, data.nbytes
-                )
-            return data
-        lead = self.lead_workers[self.cluster]
-        return np.asarray(
-            self._receive(self._key(round_number, fragment, self._find_index(cluster), lead, self.worker))
-        )
 
     @property
     def server(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ class Absences:
     """The clusters without which a run goes on if they are lost, and the first error of a link to each lost one.
 
     Without such `clusters`, no error is tolerated. Whether a lost cluster is absent is decided elsewhere, once for all
-    workers; until then its links are skipped.
+    workers; until then its links are skipped. `on_loss` is called with each lost cluster.
 
     >>> from whale_nebula.errors import DeadlineError
     >>> absences = Absences(frozenset({"npu"}))
@@ -39,6 +39,7 @@ class Absences:
     """
 
     clusters: frozenset[str] = frozenset()
+    on_loss: Callable[[str], None] = lambda cluster: None
     _lost: dict[str, LostLink] = field(default_factory=dict)
 
     @contextlib.contextmanager
@@ -52,7 +53,9 @@ class Absences:
             cluster = cluster_of(worker)
             if cluster not in self.clusters:
                 raise
-            self._lost.setdefault(cluster, LostLink(error, time.monotonic()))
+            loss = LostLink(error, time.monotonic())
+            if self._lost.setdefault(cluster, loss) is loss:
+                self.on_loss(cluster)
 
     def find_error(self, cluster: str) -> NebulaError | None:
         """The error by which a cluster was noticed to be lost, if it was."""

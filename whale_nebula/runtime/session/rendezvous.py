@@ -31,12 +31,14 @@ from whale_nebula.transport import Link
 
 class JoinedLinks(NamedTuple):
     """Links by the worker at their other end, and a function that closes all of them, if they are not closed one by
-    one. `await_return` accepts connections from lost workers again.
+    one. `await_return` accepts connections from lost workers again, and `is_absent` returns whether the others have
+    reported that the run goes on without this worker.
     """
 
     links: dict[str, Link]
     close: Callable[[], None] | None = None
     await_return: Callable[[Collection[str]], None] | None = None
+    is_absent: Callable[[], bool] = lambda: False
 
 
 def join_links(attachment: Attachment, expected: Admission, config: Config) -> JoinedLinks:
@@ -62,6 +64,7 @@ def join_links(attachment: Attachment, expected: Admission, config: Config) -> J
         launched=attachment.launched,
         anchor=attachment.anchor,
         joining=joining,
+        most={name: limits.most for name, limits in config.elastic.items()},
     )
     joined = GrpcLinks(
         place,
@@ -70,7 +73,7 @@ def join_links(attachment: Attachment, expected: Admission, config: Config) -> J
         versions={"whale_nebula": __version__},
         arrive=lambda error: exit_agreement.note_available_workers(error.counts),
     )
-    return JoinedLinks(dict(joined.links), joined.close, joined.await_return)
+    return JoinedLinks(dict(joined.links), joined.close, joined.await_return, joined.is_absent)
 
 
 _log = logging.getLogger("whale_nebula.runtime.session.rendezvous")
@@ -107,7 +110,7 @@ def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledg
     joined = join_links(attachment, expected, config)
     here, private, epoch = attachment.worker, config.private, attachment.epoch
     session = Session(here, joined.links, config.patience, expected, joined.close, private=private, epoch=epoch)
-    session.await_return = joined.await_return
+    session.await_return, session.is_absent = joined.await_return, joined.is_absent
     sheet = _build_sheet(attachment, seed, config)
     try:
         greetings = session.hello(sheet)

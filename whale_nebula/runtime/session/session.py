@@ -17,6 +17,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -51,6 +52,7 @@ from whale_nebula.runtime.exchange.admission import Admission
 from whale_nebula.runtime.session.absences import Absences
 from whale_nebula.site import script_site
 from whale_nebula.transport import Link
+from whale_nebula.transport.base import receive_each
 from whale_nebula.wire.message import SESSION, build_message
 
 _WITHOUT_VALUES = (
@@ -118,7 +120,8 @@ class Session:
 
     In a `private` run, peers get no text that may contain values: of foreign exceptions, or of a program. `epoch` is
     the number of restarts of the run: the highest of any worker. `absences` are the clusters that may be lost during
-    the run, and `await_return` accepts connections from their workers again.
+    the run, and `await_return` accepts connections from their workers again. `is_absent` returns whether the others
+    have reported that the run goes on without this worker: they let it take part after a step.
     """
 
     worker: str
@@ -131,6 +134,7 @@ class Session:
     epoch: int = 0
     absences: Absences = field(default_factory=Absences)
     await_return: Callable[[Collection[str]], None] | None = None
+    is_absent: Callable[[], bool] = lambda: False
     _line: str = ""
 
     def among(self, mates: Collection[str]) -> Session:
@@ -176,7 +180,7 @@ class Session:
                 try:
                     received |= self._receive_all("HELLO", "nb.init", (peer,), seconds, waited)
                 except DeadlineError:
-                    waited += seconds
+                    waited = 0.0 if self.is_absent() else waited + seconds
                     if lost is not None:
                         raise lost from None
                     if waited >= self.patience:
@@ -360,14 +364,28 @@ class Session:
         patience: float | None = None,
         waited: float = 0.0,
     ) -> dict[str, dict[str, Any]]:
-        """Receive a message from each peer, which must be about the same subject; the peer has been `waited` for."""
-        received = {}
-        for peer, link in self._links_of(peers):
+        """Receive a message from each peer, which must be about the same subject; the peer has been `waited` for. While
+        one is late, the failure of another one is noticed.
+        """
+        patience, links = self.patience if patience is None else patience, dict(self._links_of(peers))
+        received: dict[str, dict[str, Any]] = {}
+
+        def receive(peer: str, take: Callable[[], dict[str, Any]]) -> None:
             with self._name_lost_peer(doing, peer):
-                received[peer] = link.take(SESSION, self.patience if patience is None else patience, waited)
-            if received[peer]["about"] != about:
-                raise self._make_divergence_error(doing, peer, _describe_place(received[peer]))
-        return received
+                message = take()
+            if message["about"] != about:
+                raise self._make_divergence_error(doing, peer, _describe_place(message))
+            received[peer] = message
+
+        soon = min(_LOOK_SECONDS, patience)
+        with contextlib.suppress(DeadlineError):
+            for peer, link in links.items():
+                receive(peer, partial(link.take, SESSION, soon, waited))
+        late = [peer for peer in links if peer not in received]
+        takes = {peer: partial(links[peer].take, SESSION, patience - soon, waited + soon) for peer in late}
+        for peer, take in receive_each(takes):
+            receive(peer, take)
+        return {peer: received[peer] for peer in links}
 
     def _make_divergence_error(self, doing: str, peer: str, theirs: str) -> PlanMismatchError:
         return PlanMismatchError(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,7 +17,7 @@ from whale_nebula.errors import ConfigError, IdentityError, NebulaError, OtherWo
 from whale_nebula.security import Credentials, CurrentCredentials, Identity, Prover
 from whale_nebula.security.identity import Call, check_call
 from whale_nebula.transport.base import Carrier
-from whale_nebula.transport.deadlines import Announce, Deadlines, log_wait
+from whale_nebula.transport.deadlines import Announce, Deadlines, OwnAbsence, log_wait
 from whale_nebula.transport.grpc.carrier import AwaitingCarrier
 from whale_nebula.transport.grpc.connection import Lane
 from whale_nebula.transport.grpc.dialling import DiallingCarrier, Target
@@ -36,7 +39,8 @@ class Place:
     authenticated. `all_workers` are all workers of the run, as frames and gateways number them, if there are more than
     `peers` and `here`. `epoch` is the number of restarts of the run, as known to this worker. In elastic runs, `absent`
     are the workers without which the run continues, `launched` those that this worker's launcher may start, `joining`
-    the addresses of the absent ones of other launchers, and the `anchor` decides on these.
+    the addresses of the absent ones of other launchers, and the `anchor` decides on these; `most` are the numbers of
+    workers that clusters may have.
 
     >>> place = Place("mt", "npu/0", {"gpu/0": "10.77.0.1:7101"}, listen="10.77.0.2:7101")
     >>> place.dials("gpu/0"), Place("mt", "gpu/0", {"npu/0": None}, listen="10.77.0.1:7101").dials("npu/0")
@@ -55,6 +59,13 @@ class Place:
     launched: tuple[str, ...] = ()
     anchor: str | None = None
     joining: Mapping[str, str | None] = field(default_factory=dict)
+    most: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def free_places(self) -> dict[str, int]:
+        """The numbers of workers that may come, by cluster."""
+        present = Counter(map(cluster_of, (self.here, *self.peers)))
+        return {cluster: most - present[cluster] for cluster, most in self.most.items()}
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -86,7 +97,7 @@ class GrpcLinks:
     """The links of one worker, by the other worker's name, and the port on which it is dialled.
 
     `expect`, `budget`, `deadlines` and `announce` are those of PeerLink. Links begin to connect at once; waits are
-    announced. `arrive` is called when absent workers connect.
+    announced. `arrive` is called when absent workers connect that are not spare.
     """
 
     def __init__(
@@ -104,9 +115,12 @@ class GrpcLinks:
         self._deadlines = deadlines or Deadlines()
         self._current = CurrentCredentials(place.credentials) if place.credentials else None
         self._awaiting_carriers: dict[str, AwaitingCarrier] = {}
+        self._own_absence = OwnAbsence()
+        self._lock = threading.Lock()
         _keep_freed_memory()
         carriers = {there: self._make_carrier(there) for there in sorted({**place.peers, **place.joining})}
         options: dict[str, Any] = {"expect": expect, "budget": budget, "announce": announce, "waiters": Waiters()}
+        options["own_absence"] = self._own_absence
 
         self._listener = self._start_listener()  # first: once a peer is connected, both ports are open
         self.address = self._listener.address if self._listener else None
@@ -119,16 +133,22 @@ class GrpcLinks:
         """Accept connections from workers that were lost, whose links are not used any more: the run goes on without
         them, and `arrive` is called when their new processes connect. An old process is refused.
         """
-        place = self._place
-        self._place = replace(
-            place,
-            all_workers=place.workers,
-            peers={there: address for there, address in place.peers.items() if there not in workers},
-            absent=tuple(sorted({*(place.absent or ()), *workers})),
-            joining={**place.joining, **{there: place.find_address(there) for there in workers}},
-        )
-        for there in sorted(workers):
-            self._absent_links.append(self._make_link(self._make_carrier(there), self._absent_options))
+        with self._lock:
+            place = self._place
+            workers = [there for there in sorted(workers) if there not in place.joining]
+            self._place = replace(
+                place,
+                all_workers=place.workers,
+                peers={there: address for there, address in place.peers.items() if there not in workers},
+                absent=tuple(sorted({*(place.absent or ()), *workers})),
+                joining={**place.joining, **{there: place.find_address(there) for there in workers}},
+            )
+            for there in workers:
+                self._absent_links.append(self._make_link(self._make_carrier(there), self._absent_options))
+
+    def is_absent(self) -> bool:
+        """Whether another worker has reported within the patience that the run goes on without this one."""
+        return time.monotonic() - self._own_absence.reported_at < self._deadlines.patience
 
     def close(self) -> None:
         """Close all links together, each gracefully, and then the port."""
@@ -153,6 +173,7 @@ class GrpcLinks:
                 absent=place.absent,
                 launched=place.launched,
                 anchor=place.anchor,
+                free_places=place.free_places,
             ),
             place.workers,
             prover=Prover(self._current) if self._current else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.unit.runtime.sessions import sessions
 from whale_nebula.codec.encoding import parse_encoding
-from whale_nebula.errors import DeadlineError, RemoteProtocolError
+from whale_nebula.errors import DeadlineError, RemoteFailureError, RemoteProtocolError
 from whale_nebula.ir.outer_optimizer import Average, Nesterov, Outer
 from whale_nebula.launch.worker_exit import ExitAgreement, WorkerExit
 from whale_nebula.runtime.local_sgd.async_mode import Server
@@ -242,6 +243,20 @@ class TestRounds:
         c.ends.send_fragment(1, 0, one, 4)
         with pytest.raises(RemoteProtocolError, match=r"received 4 bytes of weights instead of \d+(.|\n)*'c/0'"):
             a.take()
+
+    def test_failed_cluster_ends_an_exchange_in_which_another_is_awaited(self, open_groups: list[ClusterGroup]) -> None:
+        """What has arrived from a cluster before it failed is used."""
+        a, b, c = make_clusters(open_groups, Timetable(1, 1, 0), Average()).rounds
+        a.send_due()
+        c.send_due()
+        c.ends.links["a/0"].fail({"what": "it has ended"}, last=True)
+        threading.Timer(1.0, b.send_due).start()
+        a.take()
+        a.send_due()
+        begin = time.monotonic()
+        with pytest.raises(RemoteFailureError, match="it has ended"):
+            a.take()
+        assert time.monotonic() - begin < a.ends.patience / 2
 
 
 class TestServer:
