@@ -306,7 +306,7 @@ AUTO: dict[str, Any] = {**LENGTHS, "micro_batch": "auto", "compress": "auto"}
             'a plan by a curriculum with "auto" before its first step',
         ),
         (lambda: fit_model(Curriculum(**AUTO), model=make_split_model()), NotYetError, "the step has nb.split"),
-        (lambda: fit_copies(Curriculum(**AUTO), sync_every=2), NotYetError, "each cluster trains a copy of the step"),
+        (lambda: fit_copies(Curriculum(**AUTO), sync_every=2), NotYetError, r"micro_batch={64: 2, 256: 4}\)$"),
         (
             lambda: fit_model(Curriculum(**AUTO), model=make_model(True, kind=TwiceTrained)),
             NotYetError,
