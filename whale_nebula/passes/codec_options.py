@@ -205,5 +205,5 @@ def check_crossable(cut: Cut, where: Callable[[int], str]) -> None:
                 f"a result of type {dtype} would be sent from worker {crossing.source!r} to the other processes",
                 where=f"{op.name} ({op.type}), {where(op.index)}",
                 why="only numbers and booleans can be sent",
-                mend="return numbers (ids), or set results: owner in every config: the result then stays where it is",
+                mend="return numbers (ids), or set results: owner in every config: only scalars are sent then",
             )
