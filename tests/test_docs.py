@@ -165,6 +165,8 @@ def test_site_builds(tmp_path: Path) -> None:
     assert measured.count("<table>") == len(BENCHMARKS) and "table:" not in measured
 
 
-def test_measured_page_lists_all_benchmarks() -> None:
+def test_measured_page_and_readme_list_all_benchmarks() -> None:
     page = (DOCS / "measured.md").read_text()
     assert sorted(re.findall(r"^<!-- table: (\w+) -->$", page, re.MULTILINE)) == BENCHMARKS
+    readme = (ROOT / "benchmarks" / "README.md").read_text()
+    assert set(re.findall(r"^\| \[(\w+)\]\(\1/\) \|", readme, re.MULTILINE)) >= set(BENCHMARKS)

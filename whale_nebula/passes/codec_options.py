@@ -183,7 +183,9 @@ def _describe_state(text: str, dims: tuple[int, ...]) -> str:
 
 
 def check_crossable(cut: Cut, where: Callable[[int], str]) -> None:
-    """Refuse a boundary between clusters whose tensor cannot be serialized."""
+    """Refuse boundaries between clusters, and values that updates and results need elsewhere, whose tensor cannot be
+    serialized.
+    """
     stages, graph = cut.program.stages, cut.program.graph
     for boundary in cut.boundaries:
         source, op, dtype = stages[boundary.source], graph.ops[boundary.value.op], graph.spec(boundary.value).dtype
@@ -195,4 +197,13 @@ def check_crossable(cut: Cut, where: Callable[[int], str]) -> None:
                 why="only numbers and booleans can be sent between clusters",
                 mend=f"keep it inside one stage: move {op.type} into {away[0]!r}, "
                 f"or send numbers (ids from a StringLookup in {source.key!r})",
+            )
+    for crossing in (each for phase in cut.phases for each in phase.crossings):
+        op, dtype = graph.ops[crossing.value.op], graph.spec(crossing.value).dtype
+        if dtype not in DTYPE_NAMES:
+            raise PlanError(
+                f"a result of type {dtype} would be sent from worker {crossing.source!r} to the other processes",
+                where=f"{op.name} ({op.type}), {where(op.index)}",
+                why="only numbers and booleans can be sent",
+                mend="return numbers (ids), or set results: owner in every config: only scalars are sent then",
             )

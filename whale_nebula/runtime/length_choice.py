@@ -97,7 +97,8 @@ def _capture_any_length(step: Step, layout: Signature, unpack: Unpack, open_choi
         ) from failure
     captured.initialize_variables(lambda variable: True)
     if captured.program.local_sgd is not None:
-        raise _make_refusal(open_choices, "each cluster trains a copy of the step, so there is no boundary to encode")
+        why = "each cluster trains a copy of the step, so there is no boundary to encode"
+        raise _make_refusal(open_choices, why, codecs="")
     if captured.program.splits:
         raise _make_refusal(open_choices, "the step has nb.split, whose collectives depend on the length")
     if len(captured.program.requests) != 1:
@@ -105,12 +106,12 @@ def _capture_any_length(step: Step, layout: Signature, unpack: Unpack, open_choi
     return captured
 
 
-def _make_refusal(open_choices: OpenChoices, why: str) -> NotYetError:
+def _make_refusal(open_choices: OpenChoices, why: str, codecs: str = ', compress={256: "int8"}') -> NotYetError:
     return NotYetError(
         'a curriculum with "auto" for this step',
         where=str(open_choices.site),
         why=why,
-        mend='use a table: Curriculum(..., micro_batch={64: 2, 256: 4}, compress={256: "int8"})',
+        mend=f"use a table: Curriculum(..., micro_batch={{64: 2, 256: 4}}{codecs})",
     )
 
 

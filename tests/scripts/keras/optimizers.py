@@ -43,6 +43,10 @@ for _name, _make in {
     "ftrl": lambda: optimizers.Ftrl(1e-2, l1_regularization_strength=0.01),
     "lamb": lambda: optimizers.Lamb(1e-2, epsilon=1e-3),
     "muon": lambda: optimizers.Muon(1e-2, epsilon=1e-3),
+    "schedule_free": lambda: optimizers.ScheduleFreeAdamW(1e-2, epsilon=1e-3),
+    "several": lambda: optimizers.MultiOptimizer(
+        optimizers.OptimizerMap(default_optimizer=optimizers.SGD(1e-2, momentum=0.9), optimizer_map={".*bias": adam()})
+    ),
     "clipnorm": lambda: adam(clipnorm=0.1),
     "clipvalue": lambda: adam(clipvalue=0.02),
     "global_clipnorm": lambda: optimizers.SGD(1e-2, global_clipnorm=0.1),

@@ -39,7 +39,7 @@ def float64_default() -> Iterator[None]:
     keras.config.set_dtype_policy(policy)
 
 
-@pytest.mark.usefixtures("float64")
+@pytest.mark.usefixtures("float64_default")
 @pytest.mark.grid
 def test_keras_applications_model_is_placed() -> None:
     keras.utils.clear_session(free_memory=False)

@@ -22,6 +22,8 @@ from tests.scripts.refusals.error_checks import (
 )
 from whale_nebula.capture import errors
 from whale_nebula.errors import CaptureError, NebulaWarning, PlanError, StageFailedError, UnsupportedError
+from whale_nebula.ir.cut import Worker
+from whale_nebula.passes.pipeline import cut_program
 
 layers = keras.layers
 
@@ -84,6 +86,24 @@ def test_strings_between_stages_are_refused() -> None:
         "StringLookup",
     )
     check_error(PlanError, lambda: make_string_step("a"), *said, at=find_marked_line("string"))
+
+
+def test_string_result_is_refused_across_processes() -> None:
+    """It would be sent to all processes; with `results: owner` it stays."""
+
+    @nb.function
+    def step(words: Any) -> Any:
+        with nb.stage(cluster="a"):
+            upper = tf.strings.upper(words)
+        with nb.stage(cluster="b"):
+            return upper, tf.strings.length(words)
+
+    assert step(tf.constant(["x"]))[0].numpy().tolist() == [b"X"]
+    program = step._step.last.captured.program
+    workers = [Worker(f"{name}/0", name, (number,)) for number, name in enumerate("ab")]
+    said = "a result of type string would be sent from worker 'a/0'", "results: owner"
+    check_error(PlanError, lambda: cut_program(program, workers), *said, at="StringUpper")
+    assert cut_program(program, workers, results="owner")
 
 
 # ------------------------------------------------------------------------------------------- numbers of rows

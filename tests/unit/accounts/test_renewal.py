@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.unit.accounts.conftest import Site, identify
+from tests.unit.accounts.conftest import GOOD, Site, identify
+from tests.unit.gateway.test_process import kill_at_exit, read_listening_line
 from tests.unit.transport.grpc_workers import find_free_address
-from whale_nebula.accounts.members import DISABLED
+from whale_nebula.accounts.members import DISABLED, OWNER
 from whale_nebula.accounts.registry import TOKEN
 from whale_nebula.cli import login as login_command
 from whale_nebula.cli.login import renew_certificates
@@ -88,3 +92,19 @@ def test_run_logs_in_with_a_token(config: Path, capfd: pytest.CaptureFixture[str
     assert "trained" in out and "logged in as ana (trainer): gpu/0" in err and "account ana of gpu: folder" in err
     with pytest.raises(SystemExit, match="2"):
         main(["run", "--all", *options[:2], *options[-2:], str(script)])
+
+
+def test_gateway_logs_in_with_a_token(config: Path, site: Site) -> None:
+    site.issuer.registry.add("olga", role=OWNER, password=GOOD)
+    token = config.parent / "token"
+    token.write_text(site.issuer.registry.make_secret("olga", TOKEN, 1))
+    options = ["--config", str(config), "--cluster", "gpu", "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "whale_nebula.cli.main", "gateway", *options]
+    process = subprocess.Popen(
+        [*command, "--account", "olga", "--token-file", str(token)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    with kill_at_exit(process):
+        assert "gateway of cluster gpu, run mt, listens on 127.0.0.1:" in read_listening_line(process)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 0 and "logged in as olga (owner): gpu/gateway" in err.decode()

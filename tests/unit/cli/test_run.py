@@ -16,6 +16,7 @@ import stat
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -336,6 +337,21 @@ for step in range(10**6):
     def test_worker_without_steps_exits_on_signal(self, script: Callable) -> None:
         with RunningCommand([*BOTH, script("print(1, flush=True); time.sleep(300)")], lines=2) as process:
             process.terminate()
+            assert process.wait(SOON) == arguments.LEFT
+
+    def test_notice_in_a_file_asks_workers_to_leave_and_metrics_are_served(
+        self, script: Callable, tmp_path: Path
+    ) -> None:
+        notice = tmp_path / "notice"
+        words = [*BOTH, "--metrics", "127.0.0.1:0", "--notices", str(notice)]
+        with RunningCommand([*words, script("print(1, flush=True); time.sleep(300)")], lines=2) as process:
+            assert process.stderr is not None
+            address = process.stderr.readline().rpartition("metrics are at ")[2].strip()
+            with urllib.request.urlopen(address, timeout=SOON) as answer:
+                assert answer.status == 200
+            notice.write_text("npu=")
+            assert f"the notice in {notice} is ignored: NB-104 " in process.stderr.readline()
+            notice.write_text("preempt")
             assert process.wait(SOON) == arguments.LEFT
 
     def test_second_signal_kills_workers(self, script: Callable) -> None:

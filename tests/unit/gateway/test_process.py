@@ -26,6 +26,7 @@ from tests.unit.gateway.networks import (
     open_network,
     read_log,
 )
+from tests.unit.transport.grpc_workers import find_free_address
 from whale_nebula.cli import arguments
 from whale_nebula.cli.gateway import start_gateways
 from whale_nebula.cli.main import main
@@ -150,6 +151,23 @@ class TestGatewayCommand:
         with pytest.raises(ConfigError, match="would write the same audit log"):
             start_gateways([sites[0], replace(sites[1], audit=sites[0].audit)])
         assert [each["action"] for each in read_log(sites[0].audit)][-1] == "end"  # the first gateway was stopped
+
+    def test_also_option_starts_the_gateways_of_further_runs(self, tmp_path: Path) -> None:
+        paths = [tmp_path / run / "clusters.yaml" for run in ("a", "b")]
+        for path in paths:
+            path.parent.mkdir()
+            text = self.CONFIG.replace("run: mt", f"run: {path.parent.name}")
+            path.write_text(text.replace("127.0.0.1:1", find_free_address()))
+        words = ["gateway", "--config", str(paths[0]), "--also", str(paths[1]), "--cluster", "gpu"]
+        process = subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        with kill_at_exit(process):
+            lines = [read_listening_line(process) for _ in paths]
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=TIMEOUT_SECONDS)
+        assert process.returncode == arguments.DONE
+        assert [line.partition(", listens")[0] for line in lines] == [
+            f"whale-nebula: gateway of cluster gpu, run {run}" for run in ("a", "b")
+        ]
 
     def test_private_keys_of_others_cause_a_warning(self, tmp_path: Path) -> None:
         (tmp_path / "clusters.yaml").write_text(self.CONFIG.replace("true", "false"))

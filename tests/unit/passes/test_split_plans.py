@@ -278,6 +278,32 @@ def test_branch_that_reads_a_split_variable_is_refused_across_processes() -> Non
     assert caught.value.where == "If" and "exclude it from nb.split" in str(caught.value.mend)
 
 
+@pytest.mark.parametrize(
+    ("replica", "feature"),
+    [
+        ({"count": 2, "shard": "optimizer"}, "nb.split inside nb.replica(shard=) between processes"),
+        ({"sync_every": 2}, "nb.split, or nb.replica(shard=), of a model that every cluster trains a copy of"),
+    ],
+    ids=("shard", "sync_every"),
+)
+def test_split_inside_a_replica_with_options_is_refused_across_processes(replica: Any, feature: str) -> None:
+    """Within a process both run."""
+    kernel, x = tf.Variable(tf.ones((4, 6)), name="kernel"), np.ones((8, 4), "float32")
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.cluster(), nb.replica(**replica), nb.stage(), nb.split(2), tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ kernel) ** 2)
+        kernel.assign_sub(0.1 * tape.gradient(loss, kernel))
+        return loss
+
+    nb.init({"clusters": {"c": {}, "d": {}}} if "sync_every" in replica else None)
+    assert float(step(x)) == 16.0
+    cut = cut_program(step._step.last.captured.program, [Worker(f"c/{number}", "c", (0,)) for number in range(4)])
+    with pytest.raises(NotYetError, match=re.escape(feature)):
+        check_devices(cut, lambda op: "", collectives=True)
+
+
 @pytest.mark.grid
 def test_variables_of_a_loop_stay_whole_in_a_split_stage() -> None:
     keras.utils.set_random_seed(0)

@@ -185,6 +185,16 @@ def test_unplanned_step_is_captured_once(made: list[str]) -> None:
     assert "does not change the scopes of this step" in plan.explain() and plan.predicted is None
 
 
+def test_options_of_auto_parallel_determine_the_plan() -> None:
+    nb.init({"clusters": {"npu": {}, "gpu": {"workers": ["127.0.0.1:7621", "127.0.0.1:7622"]}}, "measure": "0s"})
+    with nb.auto_parallel(clusters=["gpu"], micro_batch=4, replica=1, recompute=True):  # two replicas would be chosen
+        found = make_model()
+        found.compile("sgd", "mse")
+        plan = nb.plan(found, X, Y)
+    assert {(each.cluster, each.replicas) for each in plan.stages.values()} == {("gpu", 1)}
+    assert plan.micro_batch == 4 and plan.recompute
+
+
 def test_dependent_step_has_no_predicted_seconds(made: list[str]) -> None:
     nb.init(CONFIG, links="60mbit,1ms")
     with nb.auto_parallel(micro_batch=2):

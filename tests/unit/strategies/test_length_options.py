@@ -27,7 +27,9 @@ def make_data(rows: int) -> tuple[np.ndarray, np.ndarray]:
     return x, y
 
 
-def make_model(cut: bool, micro_batch: int | None = None, codec: Any = None) -> keras.Model:
+def make_model(
+    cut: bool, micro_batch: int | None = None, codec: Any = None, kind: type[keras.Model] = keras.Model
+) -> keras.Model:
     """Two layers for sequences of any length, in two stages if `cut`."""
     gpu, npu = (nb.stage(cluster=name) if cut else nullcontext() for name in ("gpu", "npu"))
     with nb.cluster() if cut else nullcontext(), nb.pipeline(micro_batch) if micro_batch else nullcontext():
@@ -36,7 +38,7 @@ def make_model(cut: bool, micro_batch: int | None = None, codec: Any = None) -> 
             hidden = keras.layers.Dense(8, activation="tanh")(keras.layers.Reshape((-1, 1))(inputs))
         with npu:
             outputs = keras.layers.Reshape((-1,))(keras.layers.Dense(1)(hidden))
-    return keras.Model(inputs, outputs, name="of_any_length")
+    return kind(inputs, outputs, name="of_any_length")
 
 
 class StepRecorder(keras.callbacks.Callback):
@@ -225,8 +227,8 @@ def plan_step(curriculum: Curriculum) -> None:
         nb.plan(model, *curriculum.cut(make_data(4), 0))
 
 
-def fit_copies(length: int, **how: Any) -> None:
-    """A `fit` with codecs from a length on, of a model of which each cluster trains a copy."""
+def fit_copies(curriculum: Curriculum, **how: Any) -> None:
+    """A `fit` with a curriculum, of a model of which each cluster trains a copy."""
     nb.shutdown()
     with nb.init({"clusters": {"gpu": {}, "npu": {}}}):
         with nb.cluster(), nb.replica(**how), nb.stage():
@@ -234,7 +236,7 @@ def fit_copies(length: int, **how: Any) -> None:
             hidden = keras.layers.Dense(1)(keras.layers.Reshape((-1, 1))(inputs))
             model = keras.Model(inputs, keras.layers.Reshape((-1,))(hidden))
         model.compile(OneBitAdam(0.1, freeze_step=9) if "exchange" in how else "sgd", "mse")
-        model.fit(*make_data(4), batch_size=4, verbose=0, callbacks=[Curriculum(**LENGTHS, compress={length: "int8"})])
+        model.fit(*make_data(4), batch_size=4, verbose=0, callbacks=[curriculum])
 
 
 def make_learned_basis_model() -> keras.Model:
@@ -245,6 +247,32 @@ def make_learned_basis_model() -> keras.Model:
         with nb.stage(cluster="npu"):
             outputs = keras.layers.Reshape((-1,))(keras.layers.Dense(1)(hidden))
     return keras.Model(inputs, outputs)
+
+
+class TwiceTrained(keras.Model):
+    """A step that asks for gradients twice."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+            weights = self.trainable_weights
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+def make_split_model() -> keras.Model:
+    with nb.cluster():
+        inputs = keras.Input((None,))
+        with nb.stage(cluster="gpu"), nb.split(2):
+            hidden = keras.layers.Dense(8)(keras.layers.Reshape((-1, 1))(inputs))
+        with nb.stage(cluster="npu"):
+            outputs = keras.layers.Reshape((-1,))(keras.layers.Dense(1)(hidden))
+    return keras.Model(inputs, outputs)
+
+
+AUTO: dict[str, Any] = {**LENGTHS, "micro_batch": "auto", "compress": "auto"}
 
 
 @pytest.mark.parametrize(
@@ -277,6 +305,13 @@ def make_learned_basis_model() -> keras.Model:
             NotYetError,
             'a plan by a curriculum with "auto" before its first step',
         ),
+        (lambda: fit_model(Curriculum(**AUTO), model=make_split_model()), NotYetError, "the step has nb.split"),
+        (lambda: fit_copies(Curriculum(**AUTO), sync_every=2), NotYetError, r"micro_batch={64: 2, 256: 4}\)$"),
+        (
+            lambda: fit_model(Curriculum(**AUTO), model=make_model(True, kind=TwiceTrained)),
+            NotYetError,
+            "the step does not ask for gradients exactly once",
+        ),
         (lambda: fit_model(Curriculum(**LENGTHS, micro_batch={32: 5})), OptionError, "is 5 for sequences of 32"),
         (
             lambda: fit_model(Curriculum(**LENGTHS, micro_batch={8: 2}), cut=False),
@@ -285,7 +320,7 @@ def make_learned_basis_model() -> keras.Model:
         ),
         *(
             (
-                functools.partial(fit_copies, length, **how),
+                functools.partial(fit_copies, Curriculum(**LENGTHS, compress={length: "int8"}), **how),
                 OptionError,
                 "compress= of a curriculum has no effect on the step",
             )
