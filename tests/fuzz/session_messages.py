@@ -36,7 +36,7 @@ VALID_MESSAGES: Mapping[str, dict[str, Any]] = {
     "HELLO": {**HELLO, **ACTION},
     "AGREE": {"program": "fit", "digest": "ab", "states": {"b0": 1}, **ACTION},
     "LINES": {"program": "fit", "lines": ["%0 = input"], **ACTION},
-    "STEP": {**STEP, "mark": 0, "alike": {"gpu/0, gpu/1": 5}, **ACTION},
+    "STEP": {**STEP, "mark": 0, "alike": {"gpu/0, gpu/1": 5}, "settings": {"rate": "0.1"}, **ACTION},
     "VOTE": {"why": "", "doing": "phase 0 of step 3 of 'fit'", "line": "train.py:7"},
     "MEET": {"able": True, "address": "127.0.0.1:1", "seeds": [[1, 2]], "weights": 5, **ACTION},
 }

@@ -25,6 +25,8 @@ SCENARIOS: dict[str, tuple[Side, Side]] = {
     "order": expect_both("InputMismatchError", "input 'x' differs", "c0/0", "c1/0", "shuffle"),
     "rows": expect_both("InputMismatchError"),
     "width": expect_both("PlanMismatchError", "'taught.train_step'", "8", "9"),
+    "rate": expect_both("PlanMismatchError", "/learning_rate: ", "0.01 ", "0.5 "),
+    "rate later": expect_both("PlanMismatchError", "/learning_rate' is ", "0.01 in c0/0", "0.5 in c1/0", "at step 1"),
     # one process reads, the other trains: both report the lines of the script
     "stopped and read": expect_both("PlanMismatchError", "c0/0", "c1/0", "step 2 of 'taught.train_step'", "a read of",
                              "scenarios.py:", "two_cluster_model.py:"),

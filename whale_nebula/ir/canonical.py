@@ -246,6 +246,7 @@ _WORDS = {
     "compress": "codec {}",
     "input": "input {}",
     "variable": "variable {}",
+    "value": "{}",
     "request": "gradient request {}",
     "returns": "the return value of the step",
     "weights": "the loss weights",

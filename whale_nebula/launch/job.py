@@ -62,9 +62,10 @@ class Result:
     """How a job ended. `culprit` is the worker that failed first; `late` means that the deadline passed.
 
     `frozen` are the workers that were killed because their heartbeats stopped while they worked. Workers that do not
-    exit after their last message are killed, too; their exit code is the one that they announced. `trained` is the time
-    in seconds from the first step to the first failure; None if no step was taken. `saved` is the newest saved step
-    that any worker reported; None if there is none. `excess` names the limit for which they were killed, if they were.
+    exit after their last message are killed, too; their exit code is the one that they announced, and they are not
+    late. `trained` is the time in seconds from the first step to the first failure; None if no step was taken. `saved`
+    is the newest saved step that any worker reported; None if there is none. `excess` names the limit for which they
+    were killed, if they were.
     """
 
     outcomes: Mapping[str, Outcome]
@@ -221,14 +222,16 @@ class Job:
                 if seconds is not None:
                     over = time.monotonic() if over is None else over
                     self._limit = min(self._limit, time.monotonic() + seconds)
+        statuses = self._ward.statuses
+        order += [name for name in self._processes if name not in order and statuses[name].code is not None]
         culprit = self._find_culprit(order)
         late = culprit is None and len(order) < len(self._processes)
         self.kill(gently=not late)
         read = {name: reader.close() for name, reader in self._readers.items()}
-        outcomes = {name: Outcome(name, self._exit_code(name), *read[name], self._ward.statuses[name]) for name in read}
-        steps = [each.first_step_at for each in self._ward.statuses.values() if each.first_step_at is not None]
+        outcomes = {name: Outcome(name, self._exit_code(name), *read[name], statuses[name]) for name in read}
+        steps = [each.first_step_at for each in statuses.values() if each.first_step_at is not None]
         trained = max(0.0, (over or time.monotonic()) - min(steps)) if steps else None
-        saved = max((each.saved for each in self._ward.statuses.values() if each.saved is not None), default=None)
+        saved = max((each.saved for each in statuses.values() if each.saved is not None), default=None)
         if self._keeper is not None and any(each.code == -signal.SIGKILL for each in outcomes.values()):
             self._excess = self._excess or self._keeper.explain_kill()
         return Result(outcomes, culprit, late, frozenset(self._frozen), trained, saved, self._excess)

@@ -133,7 +133,15 @@ def _make_session_kind(
 KINDS: Mapping[str, MessageKind] = MappingProxyType(
     {
         "SESSION HELLO": MessageKind(
-            Trigger.INIT, {}, {"seed": _make_optional_check(is_count), "host": _is_text, "epoch": is_count}, open=True
+            Trigger.INIT,
+            {},
+            {
+                "seed": _make_optional_check(is_count),
+                "host": _is_text,
+                "epoch": is_count,
+                "workers": _make_list_check(_is_text),
+            },
+            open=True,
         ),
         "SESSION AGREE": _make_session_kind(
             Trigger.AGREE, {"program": _is_text, "digest": _is_text}, {"states": _make_table_check(is_count)}
@@ -151,6 +159,7 @@ KINDS: Mapping[str, MessageKind] = MappingProxyType(
                 "leaving": _make_optional_check(_is_text),
                 "seen": _make_optional_check(_is_table),
                 "alike": _make_table_check(is_count),
+                "settings": _make_table_check(_is_text),
                 "checkpoint": _make_list_check(_is_anything),
             },
         ),

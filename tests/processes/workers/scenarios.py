@@ -350,6 +350,27 @@ def build_other_width(folder: Path) -> None:
     report_value("width", run_and_catch(lambda: fit(build_model(width=9 if is_second() else 8))))
 
 
+def set_other_learning_rates(folder: Path) -> None:
+    """The second process has another learning rate: from the start, and from the second step on."""
+    model = build_model()
+
+    def train_after_change() -> None:
+        model.train_on_batch(X[:16], Y[:16])
+        change_in_second_process()
+        model.train_on_batch(X[:16], Y[:16])
+
+    def change_in_second_process() -> None:
+        if is_second():
+            model.optimizer.learning_rate = 0.5
+
+    open_next_run(folder)
+    report_value("rate later", run_and_catch(train_after_change))
+    open_next_run(folder)
+    model = build_model()
+    change_in_second_process()
+    report_value("rate", run_and_catch(lambda: fit(model)))
+
+
 class StopSecondProcess(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.model.stop_training = is_second() and batch == 1
@@ -473,9 +494,9 @@ def raise_uncaught_error(folder: Path) -> None:
 def run_mismatches(folder: str) -> None:
     """Run all mismatches, each in its own run; the last ends with an error."""
     for scenario in (
-        pass_different_seeds, pass_other_row_order, pass_other_batch_size, build_other_width, stop_and_read,
-        stop_and_shut_down, fail_assertion, compare_ids, open_other_config, omit_input, omit_input_later,
-        raise_uncaught_error,
+        pass_different_seeds, pass_other_row_order, pass_other_batch_size, build_other_width,
+        set_other_learning_rates, stop_and_read, stop_and_shut_down, fail_assertion, compare_ids, open_other_config,
+        omit_input, omit_input_later, raise_uncaught_error,
     ):  # fmt: skip
         scenario(Path(folder))
 

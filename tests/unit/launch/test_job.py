@@ -252,6 +252,14 @@ sys.exit("NB-402 no message from worker 'gpu/0'")
     assert notices == ["worker npu/0 has ended, but its process has not exited for 2.5 s: killing it"]
 
 
+def test_deadline_does_not_change_the_exit_code_of_a_worker_that_hangs_at_exit(tmp_path: Path) -> None:
+    code = "me.heartbeat_sender.code = 75\nme.heartbeat_sender.announce_exit()\ntime.sleep(300)"
+    with start_job(code, tmp_path, silence=SOON, ending=SOON) as job:
+        wait_until(lambda: all(each.ends for each in job._ward.statuses.values()))
+        result = job.wait(0.0)
+    assert (result.codes, result.late, result.culprit) == ({"gpu/0": 75, "npu/0": 75}, False, "gpu/0")
+
+
 def test_leaving_workers_are_awaited_with_patience(tmp_path: Path) -> None:
     code = "if me.cluster == 'npu': time.sleep(0.3)\nsys.exit(75)"
     with start_job(code, tmp_path) as job:

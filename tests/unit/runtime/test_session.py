@@ -31,6 +31,7 @@ from whale_nebula.feed.checks import refuse_unshared_ids
 from whale_nebula.launch.attach import Attachment
 from whale_nebula.runtime.session import rendezvous
 from whale_nebula.runtime.session.rendezvous import (
+    JoinedLinks,
     _agree_on_config,
     _agree_on_seed,
     _find_host,
@@ -104,6 +105,28 @@ def test_worker_that_greets_and_leaves_ends_the_rendezvous_of_the_others(monkeyp
     found["npu/0"].close()
     with pytest.raises(LinkClosedError, match="npu/0"):
         found["gpu/0"].hello({"epoch": 0})
+
+
+def test_worker_with_another_list_of_workers_is_refused_before_a_missing_one_is_awaited() -> None:
+    found = sessions(["gpu/0", "npu/0", "npu/1"])
+    found["npu/0"]._send("HELLO", "nb.init", {"epoch": 0, "workers": ["gpu/0", "npu/0", "tpu/0"]})
+    text = "gpu/0 and npu/0 list different workers: only gpu/0 lists npu/1; only npu/0 lists tpu/0"
+    with pytest.raises(ConfigError, match=text):
+        found["gpu/0"].hello({"epoch": 0, "workers": ["gpu/0", "npu/0", "npu/1"]})
+
+
+def test_worker_that_refuses_a_greeting_sends_the_reason_and_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would otherwise exit before a slower worker has received its greeting, which then reports a lost worker."""
+    found = sessions(["a/0", "b/0"])
+    theirs = rendezvous._build_sheet(Attachment("b/0", "b", {"a/0": "a"}, {}, "run", None), 2, Config())
+    found["b/0"]._send("HELLO", "nb.init", {**theirs, "epoch": 0})
+    monkeypatch.setattr(rendezvous, "join_links", lambda *_: JoinedLinks(found["a/0"].links))
+    with pytest.raises(ConfigError, match="a/0: 1, b/0: 2"):
+        rendezvous.join(Attachment("a/0", "a", {"b/0": "b"}, {}, "run", None), 1, Config())
+    assert found["b/0"]._receive_all("HELLO", "nb.init")["a/0"]["seed"] == 1
+    with pytest.raises(RemoteFailureError, match="a/0: 1, b/0: 2"):
+        found["b/0"].meet("a read")
+    assert isinstance(found["a/0"].find_lost_peers(["b/0"]), LinkClosedError)  # closed here
 
 
 def test_collectives_are_not_opened_after_tensorflow_has_started() -> None:

@@ -16,7 +16,7 @@ import tensorflow as tf
 import whale_nebula
 from whale_nebula import __version__
 from whale_nebula.config import Config
-from whale_nebula.errors import ConfigError, DeadlineError, OtherWorkersError
+from whale_nebula.errors import ConfigError, DeadlineError, OtherWorkersError, PlanMismatchError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.launch.attach import Attachment
 from whale_nebula.launch.placement import free_port
@@ -114,6 +114,10 @@ def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledg
     sheet = _build_sheet(attachment, seed, config)
     try:
         greetings = session.hello(sheet)
+        if attachment.heartbeat_sender is not None:
+            attachment.heartbeat_sender.send(epoch=session.epoch)
+        _agree_on_seed(attachment.worker, seed, greetings)
+        _agree_on_config(attachment.worker, sheet, greetings)
     except OtherWorkersError as error:
         exit_agreement.conclude_step(
             {here: " ".join(["", *(f"{worker}={count}" for worker, count in error.counts.items())])}
@@ -123,10 +127,10 @@ def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledg
         error.missed = session.find_missing_peers()
         session.fail(error)  # others, whose patience ends later, see that this worker is not missing
         raise
-    if attachment.heartbeat_sender is not None:
-        attachment.heartbeat_sender.send(epoch=session.epoch)
-    _agree_on_seed(attachment.worker, seed, greetings)
-    _agree_on_config(attachment.worker, sheet, greetings)
+    except (ConfigError, PlanMismatchError) as error:
+        session.fail(error, last=True)  # after the greeting, which others may not have received yet
+        session.close()
+        raise
     hosts = {
         attachment.worker: sheet["host"],
         **{peer: _find_host(attachment, peer, greetings[peer]) for peer in greetings},
@@ -154,6 +158,7 @@ def _build_sheet(attachment: Attachment, seed: int | None, config: Config) -> di
         **describe_config(config),
         "seed": seed,
         "launched": attachment.seed,
+        "workers": list(attachment.everyone),
     }
 
 
@@ -165,7 +170,7 @@ def _agree_on_seed(worker: str, seed: int | None, greetings: Mapping[str, Mappin
         raise ConfigError(
             f"the processes have different seeds: {seeds}",
             why="they would start with different weights",
-            mend="use nb.init(seed=1) in every process, or in none",
+            mend="use the same seed in every process: in nb.init(seed=1), or in its config",
         )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ import numpy as np
 from whale_nebula.errors import (
     AbsentInputError,
     CollectiveReadError,
+    ConfigError,
     DeadlineError,
     InputMismatchError,
     LinkClosedError,
@@ -48,6 +49,7 @@ from whale_nebula.faults import failpoint
 from whale_nebula.feed.checks import is_same
 from whale_nebula.ir.canonical import digest_lines, find_first_difference
 from whale_nebula.ir.cut import Cut
+from whale_nebula.passes.effects import find_written_handles, is_effect
 from whale_nebula.runtime.exchange.admission import Admission
 from whale_nebula.runtime.session.absences import Absences
 from whale_nebula.site import script_site
@@ -151,7 +153,7 @@ class Session:
         """
         failpoint("hello.before")
         self._send("HELLO", "nb.init", {**sheet, "epoch": self.epoch})
-        greetings = self._receive_greetings()
+        greetings = self._receive_greetings(sheet)
         self.epoch = max([self.epoch, *(theirs.get("epoch", 0) for theirs in greetings.values())])
         for link in self.links.values():
             link.begin_session(self.epoch)
@@ -168,9 +170,9 @@ class Session:
         failpoint("hello.after")
         return greetings
 
-    def _receive_greetings(self) -> dict[str, dict[str, Any]]:
-        """The greetings of all peers. Raises if one has greeted and left again while another one is awaited, because no
-        session could begin with it.
+    def _receive_greetings(self, sheet: Sheet) -> dict[str, dict[str, Any]]:
+        """The greetings of all peers. Raises if one has other workers in its config, or has greeted and left again
+        while another one is awaited, because no session could begin with it.
         """
         received: dict[str, dict[str, Any]] = {}
         for peer in self.links:
@@ -179,6 +181,7 @@ class Session:
                 lost, seconds = self.find_lost_peers(received), min(_LOOK_SECONDS, self.patience - waited)
                 try:
                     received |= self._receive_all("HELLO", "nb.init", (peer,), seconds, waited)
+                    self._check_workers(peer, sheet, received[peer])
                 except DeadlineError:
                     waited = 0.0 if self.is_absent() else waited + seconds
                     if lost is not None:
@@ -186,6 +189,18 @@ class Session:
                     if waited >= self.patience:
                         raise
         return received
+
+    def _check_workers(self, peer: str, sheet: Sheet, theirs: Sheet) -> None:
+        own, others = ({*each.get("workers", [])} for each in (sheet, theirs))
+        if own != others and "workers" in theirs:
+            only = [(self.worker, own - others), (peer, others - own)]
+            listed = "; ".join(f"only {each} lists {', '.join(sorted(names))}" for each, names in only if names)
+            raise ConfigError(
+                f"the configs of {self.worker} and {peer} list different workers: {escape_foreign_text(listed)}",
+                where=peer,
+                why="each worker waits for all others that its config lists",
+                mend="list the same clusters and workers in the config of every cluster",
+            )
 
     def agree(
         self,
@@ -270,6 +285,7 @@ class Session:
                 raise self._make_divergence_error(_step(sheet), peer, _describe_place(theirs))
             self._check_rows(peer, {"mark": mark, **sheet}, theirs)
             check_sums(self.worker, sheet.get("alike", {}), peer, theirs.get("alike"), sheet["step"])
+            check_settings(self.worker, sheet.get("settings", {}), peer, theirs.get("settings", {}), sheet["step"])
         failpoint("step.checked")
         return announcements
 
@@ -469,6 +485,35 @@ def checksum_variables(
             data = np.ascontiguousarray(variables[path].numpy())
             found[together] = google_crc32c.extend(found.get(together, 0), data.tobytes())
     return found
+
+
+def list_settings(cut: Cut) -> tuple[str, ...]:
+    """The variables of one number that all workers hold and that the step only reads, such as a learning rate."""
+    graph, workers = cut.program.graph, {each.name for each in cut.workers}
+    written = {handle for op in graph.ops if is_effect(op, graph) for handle in find_written_handles(op, graph)}
+    read = (each.path for op, each in cut.program.variable_ops.items() if op not in written and each.spec.shape == ())
+    return tuple(sorted(path for path in read if workers <= {*cut.variable_workers.get(path, ())}))
+
+
+def read_settings(paths: Iterable[str], variables: Mapping[str, Any]) -> dict[str, str]:
+    """The values of settings in this process."""
+    return {path: str(variables[path].numpy()) for path in paths}
+
+
+def check_settings(worker: str, own: Mapping[str, str], peer: str, theirs: Mapping[str, str], step: int) -> None:
+    """Raise if another worker has a different value of a setting.
+
+    >>> check_settings("gpu/0", {"adam/learning_rate": "0.01"}, "gpu/1", {"adam/learning_rate": "0.01"}, 101)
+    """
+    unlike = next((path for path in own if theirs.get(path, own[path]) != own[path]), None)
+    if unlike is not None:
+        raise PlanMismatchError(
+            f"variable {unlike!r} is {own[unlike]} in {worker} and {escape_foreign_text(theirs[unlike])} in {peer} at "
+            f"step {step}",
+            where=peer,
+            why="it was set differently, or in only one process",
+            mend="set it identically in every process",
+        )
 
 
 def check_sums(worker: str, own: Sums, peer: str, theirs: Any, step: int) -> None:

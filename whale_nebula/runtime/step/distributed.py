@@ -26,7 +26,7 @@ from whale_nebula.runtime.exchange.link_exchange import LinkExchange
 from whale_nebula.runtime.replicas.bucketed_allreduce import make_bucketed_allreduce
 from whale_nebula.runtime.replicas.collectives import Collectives
 from whale_nebula.runtime.run import current_run
-from whale_nebula.runtime.session.session import Session, are_sums_due, checksum_variables
+from whale_nebula.runtime.session.session import Session, are_sums_due, checksum_variables, list_settings, read_settings
 from whale_nebula.runtime.split.shards import Shards, SplitExchange
 from whale_nebula.runtime.step.actors import ActorStep, RunningStep
 from whale_nebula.runtime.step.clock import Clocks, StepOutcome, count_bytes, measure_memory
@@ -170,6 +170,7 @@ class DistributedStep(ActorStep):
         self.held_paths = frozenset(v for v in self.variables if here in cut.variable_workers.get(v, ()))
         self.held_bytes = count_bytes(self.variables[path] for path in self.held_paths)
         self.reads = find_rows_read(cut, here)
+        self.settings = list_settings(cut)
         self.written_paths = [v for v in cut.forward_written if here in cut.variable_workers.get(v, ())]
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
@@ -306,6 +307,7 @@ class DistributedStep(ActorStep):
             "stays": self.has_fixed_shares,
             "leaving": departure_word,
             "seen": self.own_report,
+            "settings": read_settings(self.settings, self.variables),
         }
         checkpoints = current_run().checkpoints
         if checkpoints is not None:

@@ -39,6 +39,7 @@ from whale_nebula.runtime.exchange.state import Models, States, StepLines
 from whale_nebula.runtime.local_sgd.clusters import ClusterCopy, make_cluster_copy
 from whale_nebula.runtime.replicas.collectives import ReplicaSums, make_replica_sums
 from whale_nebula.runtime.run import Run, current_run
+from whale_nebula.runtime.session.session import list_settings, read_settings
 from whale_nebula.runtime.split.shards import NewShards, Shards, hold_pieces
 from whale_nebula.runtime.step.clock import Runner, StepOutcome, annotation, count_bytes, measure_memory
 from whale_nebula.runtime.step.compiled import Compiled, FunctionBuilder, Xla, is_xla_refusal
@@ -479,7 +480,6 @@ def _make_distributed(
     trains its own copy, the other processes are those of this cluster.
     """
     session = run.ledger.session if cluster_copy is None else cluster_copy.cluster_session
-    lines = canonical_lines(captured.program)
     session.expected.add(run.programs, cut)
     leaves = [leaf.name for leaf in captured.program.leaves]
     secret = {*run.config.inputs, *forbidden_inputs(run.config.forbid, leaves)}
@@ -492,14 +492,16 @@ def _make_distributed(
         new_shards = NewShards.create(cut, captured.variables, run.ledger)
         _move_variables(captured, cut, run, name)
         run.ledger.expect(captured.variables, cut.variable_workers, new_shards.shapes(session.worker))
-        versions = session.agree(name, digest_lines(lines), lines, describe_first_difference, states.versions(ends))
-        for channel in map(escape_foreign_text, states.drop(versions, ends)):
-            _LOG.warning("the processes have different codec states of %s: all of them are reset", channel)
         elsewhere = {
             id(captured.variables[path]) for path, held in cut.variable_workers.items() if session.worker not in held
         }
         later = elsewhere | {id(captured.variables[path]) for path in new_shards.stages}
         captured.initialize_variables(lambda variable: id(variable) not in later)
+        settings = read_settings(list_settings(cut), captured.variables)
+        lines = [*canonical_lines(captured.program), *(f"value {path} {value}" for path, value in settings.items())]
+        versions = session.agree(name, digest_lines(lines), lines, describe_first_difference, states.versions(ends))
+        for channel in map(escape_foreign_text, states.drop(versions, ends)):
+            _LOG.warning("the processes have different codec states of %s: all of them are reset", channel)
         run.ledger.settle(
             captured.variables,
             cut.variable_workers,
