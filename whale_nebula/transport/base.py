@@ -37,12 +37,14 @@ class CarrierState:
     """State of a carrier: whether it is connected, the number of connections so far, and the last error.
 
     `refusal` is the reason of the last refusal, if it is transient: an expired certificate, which may be renewed.
+    `gateway` says whether the other worker is reached through gateways.
     """
 
     connected: bool = False
     connections: int = 0
     trouble: str = ""
     refusal: NebulaError | None = None
+    gateway: bool = False
 
 
 class Receiver(Protocol):
@@ -210,15 +212,16 @@ def lost_error(there: str, why: str) -> NebulaError:
     )
 
 
-def absent_error(there: str, where: str, seconds: float, why: str) -> NebulaError:
-    """The other worker has never connected."""
-    command = f"whale-nebula run --config clusters.yaml --cluster {cluster_of(there)}"
+def absent_error(there: str, where: str, seconds: float, why: str, gateway: bool) -> NebulaError:
+    """The other worker has never connected; with a `gateway`, that of either cluster may be missing."""
+    at = f"--config clusters.yaml --cluster {cluster_of(there)}"
     return DeadlineError(
         f"worker '{there}' did not connect within {round(seconds, 1):g} s",
         where=where,
         why=why,
-        mend=f"start it in its cluster: {command} ...\n"
-        "if it is running, check its output; if its certificate was refused, the reason is above\n"
+        mend=f"start it in its cluster: whale-nebula run {at} ...\n"
+        + (f"start its gateway, and that of this cluster: whale-nebula gateway {at}\n" if gateway else "")
+        + "if it is running, check its output; if its certificate was refused, the reason is above\n"
         "or increase 'patience' in the config",
     )
 
