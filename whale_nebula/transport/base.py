@@ -221,7 +221,8 @@ def absent_error(there: str, where: str, seconds: float, why: str, gateway: bool
         why=why,
         mend=f"start it in its cluster: whale-nebula run {at} ...\n"
         + (f"start its gateway, and that of this cluster: whale-nebula gateway {at}\n" if gateway else "")
-        + "if it is running, check its output; if its certificate was refused, the reason is above\n"
+        + "if it is running, check its output, and its address under 'clusters' in the config\n"
+        "if its certificate was refused, the reason is above\n"
         "or increase 'patience' in the config",
     )
 
