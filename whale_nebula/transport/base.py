@@ -212,12 +212,12 @@ def lost_error(there: str, why: str) -> NebulaError:
     )
 
 
-def absent_error(there: str, where: str, seconds: float, why: str, gateway: bool) -> NebulaError:
-    """The other worker has never connected; with a `gateway`, that of either cluster may be missing."""
-    at = f"--config clusters.yaml --cluster {cluster_of(there)}"
+def absent_error(there: str, carrier: Carrier, seconds: float, why: str) -> NebulaError:
+    """The other worker has never connected; behind gateways, that of either cluster may be missing."""
+    at, gateway = f"--config clusters.yaml --cluster {cluster_of(there)}", carrier.state().gateway
     return DeadlineError(
         f"worker '{there}' did not connect within {round(seconds, 1):g} s",
-        where=where,
+        where=carrier.where,
         why=why,
         mend=f"start it in its cluster: whale-nebula run {at} ...\n"
         + (f"start its gateway, and that of this cluster: whale-nebula gateway {at}\n" if gateway else "")
@@ -227,11 +227,11 @@ def absent_error(there: str, where: str, seconds: float, why: str, gateway: bool
     )
 
 
-def silent_error(there: str, where: str, seconds: float, why: str) -> NebulaError:
+def silent_error(there: str, carrier: Carrier, seconds: float, why: str) -> NebulaError:
     """Nothing was received from the other worker within the patience."""
     return DeadlineError(
         f"no message from worker '{there}' for {round(seconds, 1):g} s",
-        where=where,
+        where=carrier.where,
         why=why,
         mend="check the network and the host of that worker, or increase 'patience' in the config",
     )
