@@ -511,6 +511,7 @@ def test_full_disk_does_not_end_training(tmp_path: Path) -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert any("could not be saved" in str(each.message) and "free space" in str(each.message) for each in caught)
         assert run.checkpoints.position.step == 12
+        assert not [path for path in tmp_path.glob("step-*/.*") if path.is_dir()], "parts fill the disk"
         assert Folder(str(tmp_path)).scan()[-1].check() == () and saved.check() == ()
         model.fit(x, y, batch_size=BATCH, verbose=0)
     assert Folder(str(tmp_path)).scan()[0].step == 18 and not Folder(str(tmp_path)).scan()[0].check()

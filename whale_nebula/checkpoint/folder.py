@@ -144,9 +144,17 @@ class Folder:
         files.sync_folder(path)
         files.write(self.manifest_path(manifest.position.step, self.group), manifest.encode())
         files.sync_folder(os.path.dirname(path) or "." if files.is_local(path) else path)
-        _remove_unlisted_files(
-            self._read_step(manifest.position.step, path), f"state.{self.group}" if self.group else "state"
-        )
+        self._remove_unlisted_bundles(manifest.position.step)
+
+    def discard(self, step: int, workers: Iterable[str]) -> None:
+        """Remove the parts of a step that could not be committed, and what was joined of them."""
+        for worker in workers:
+            files.remove(self.worker_path(step, worker))
+        self._remove_unlisted_bundles(step)
+
+    def _remove_unlisted_bundles(self, step: int) -> None:
+        start = f"state.{self.group}" if self.group else "state"
+        _remove_unlisted_files(self._read_step(step, self.step_path(step)), start)
 
     def prune(self, keep: int, *, digests: bool = False) -> list[int]:
         """Remove all checkpoints older than the newest `keep` complete ones; returns the removed steps. A checkpoint is

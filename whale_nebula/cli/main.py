@@ -56,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ...
     SystemExit: 0
     """
+    _open_closed_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in COMMANDS:
         return _run_command(words[0], words[1:])
@@ -65,6 +66,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.parse_args(words)
     parser.print_help()
     return DONE
+
+
+def _open_closed_streams() -> None:
+    """Connect closed standard streams (`>&-`) with the null device, which takes the lowest free number: theirs."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(null, True)
+            setattr(sys, name, os.fdopen(null, mode, encoding="utf-8"))
 
 
 def _run_command(command: str, words: Sequence[str]) -> int:

@@ -38,12 +38,14 @@ class CarrierState:
     """State of a carrier: whether it is connected, the number of connections so far, and the last error.
 
     `refusal` is the reason of the last refusal, if it is transient: an expired certificate, which may be renewed.
+    `gateway` says whether the other worker is reached through gateways.
     """
 
     connected: bool = False
     connections: int = 0
     trouble: str = ""
     refusal: NebulaError | None = None
+    gateway: bool = False
 
 
 class Receiver(Protocol):
@@ -233,24 +235,26 @@ def lost_error(there: str, why: str) -> NebulaError:
     )
 
 
-def absent_error(there: str, where: str, seconds: float, why: str) -> NebulaError:
-    """The other worker has never connected."""
-    command = f"whale-nebula run --config clusters.yaml --cluster {cluster_of(there)}"
+def absent_error(there: str, carrier: Carrier, seconds: float, why: str) -> NebulaError:
+    """The other worker has never connected; behind gateways, that of either cluster may be missing."""
+    at, gateway = f"--config clusters.yaml --cluster {cluster_of(there)}", carrier.state().gateway
     return DeadlineError(
         f"worker '{there}' did not connect within {round(seconds, 1):g} s",
-        where=where,
+        where=carrier.where,
         why=why,
-        mend=f"start it in its cluster: {command} ...\n"
-        "if it is running, check its output; if its certificate was refused, the reason is above\n"
+        mend=f"start it in its cluster: whale-nebula run {at} ...\n"
+        + (f"start its gateway, and that of this cluster: whale-nebula gateway {at}\n" if gateway else "")
+        + "if it is running, check its output, and its address under 'clusters' in the config\n"
+        "if its certificate was refused, the reason is above\n"
         "or increase 'patience' in the config",
     )
 
 
-def silent_error(there: str, where: str, seconds: float, why: str) -> NebulaError:
+def silent_error(there: str, carrier: Carrier, seconds: float, why: str) -> NebulaError:
     """Nothing was received from the other worker within the patience."""
     return DeadlineError(
         f"no message from worker '{there}' for {round(seconds, 1):g} s",
-        where=where,
+        where=carrier.where,
         why=why,
         mend="check the network and the host of that worker, or increase 'patience' in the config",
     )

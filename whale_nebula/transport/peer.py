@@ -588,7 +588,7 @@ class PeerLink(Link):
 
     def _silence_error(self, seconds: float, why: str) -> NebulaError:
         """The error for a worker that has been silent for too long, or was never connected."""
-        error = (silent_error if self._was_connected else absent_error)(self.there, self._carrier.where, seconds, why)
+        error = (silent_error if self._was_connected else absent_error)(self.there, self._carrier, seconds, why)
         error.peer = self.there
         return error
 

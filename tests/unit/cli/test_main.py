@@ -142,3 +142,13 @@ def test_help_of_run_lists_its_exit_codes() -> None:
 def test_workers_and_launcher_use_the_same_exit_codes() -> None:
     assert (EXIT_TEMPFAIL, SIGNALLED[1]) == (arguments.LEFT, arguments.INTERRUPTED)
     assert [arguments.shell_code(code) for code in (0, 3, -9)] == [0, 3, 137]
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_no_error(closed: str, tmp_path: Path) -> None:
+    script, done = tmp_path / "train.py", tmp_path / "done"
+    script.write_text(f"import sys\nprint('out')\nprint('err', file=sys.stderr)\nopen({str(done)!r}, 'w').close()\n")
+    command = f'"$0" -m whale_nebula run --all --clusters gpu "$1" {closed}'
+    result = subprocess.run(["sh", "-c", command, sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, done.exists()) == (0, True), result.stderr
+    assert result.stdout == ("" if ">&-" in closed.replace("2>&-", "") else "out\n")

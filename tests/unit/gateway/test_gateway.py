@@ -232,6 +232,7 @@ class TestReports:
             with pytest.raises(DeadlineError, match="worker 'npu/0' did not connect within 0 s") as caught:
                 network.link().take("SESSION", 0.0)
             assert caught.value.why.startswith(known)
+            assert "whale-nebula gateway --config clusters.yaml --cluster npu" in (caught.value.mend or "")
             network.start_gateways("npu")
             network.start_workers(NPU)
             network.exchange_steps()

@@ -45,6 +45,7 @@ class GrpcCarrier(ABC):
         self._refusals = 0
         self._trouble = ""
         self._refusal: NebulaError | None = None
+        self._uses_gateway = False
         self._keeper_thread = threading.Thread(target=self._run, name=f"nebula-keep-{there}", daemon=True)
 
     def start(self, receiver: Receiver) -> None:
@@ -98,7 +99,8 @@ class GrpcCarrier(ABC):
 
     def state(self) -> CarrierState:
         """The state of the connection."""
-        return CarrierState(self._connection is not None, self._connections, self._trouble, self._refusal)
+        connected, gateway = self._connection is not None, self._uses_gateway
+        return CarrierState(connected, self._connections, self._trouble, self._refusal, gateway)
 
     @abstractmethod
     def _maintain_connection(self) -> None:

@@ -157,6 +157,7 @@ class DiallingCarrier(GrpcCarrier):
         super().__init__(here, there, target.address, deadlines)
         self._run_id = run
         self._target = target
+        self._uses_gateway = bool(target.gateway)
         self._last_diagnosis: type[object] | None = None
 
     def _maintain_connection(self) -> None:
