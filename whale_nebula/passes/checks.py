@@ -42,12 +42,14 @@ def order_stages(graph: Graph, stages: Sequence[str]) -> list[str]:
 
 
 def _find_feeding_stages(graph: Graph, stages: Sequence[str]) -> dict[str, set[str]]:
-    """The stages whose tensors each stage reads, directly or through unstamped ops."""
+    """The stages whose tensors each stage reads, directly or through unstamped ops. A placeholder is no stage's result:
+    that of a weight has the stamp of the stage that reads it first.
+    """
     feeding: dict[str, set[str]] = {key: set() for key in stages}
     above: dict[int, frozenset[str]] = {}
     for op in graph.ops:
         before = frozenset[str]().union(*(above[value.op] for value in op.inputs))
-        if op.stage is not None and op.stage in feeding:
+        if op.stage is not None and op.stage in feeding and op.type != "Placeholder":
             feeding[op.stage] |= before - {op.stage}
             before = frozenset({op.stage})
         above[op.index] = before

@@ -351,10 +351,10 @@ class _Splitter:
     def _collect_parts(self) -> Parts:
         graph = self.program.graph
         forward = {effect for effect in self.effects if self.part[effect] % 3 != UPDATE}
-        latest: dict[int, int] = {}  # a read must not run after a write that followed it in the trace
+        latest: dict[int, int] = {}  # a read, or a branch that reads, must not run after a write that followed it
         for op in self.user_ops:
             for before in op.control if op.index in self.effects else ():
-                if is_read(graph.ops[before]):
+                if before not in self.effects and list_resources(graph.ops[before], graph):
                     latest[before] = min(latest.get(before, self.part[op.index]), self.part[op.index])
         return Parts(
             part=self.part,

@@ -139,15 +139,15 @@ def shared_over_stages(cut: Cut) -> Any:
 
 @script(lambda: {"x": {"left": numbers(6), "right": numbers(6, seed=2)}, "y": numbers(1, seed=1)})
 def shared_model(cut: Cut) -> Any:
-    """Two towers of one model, the inputs in a dict."""
+    """Two towers of one model and one layer, the inputs in a dict."""
     inner = keras.Input((6,))
-    tower = keras.Model(inner, layers.Dense(5, activation="tanh")(inner))
+    tower, last = keras.Model(inner, layers.Dense(5, activation="tanh")(inner)), layers.Dense(4)
     inputs = {"left": keras.Input((6,), name="left"), "right": keras.Input((6,), name="right")}
     with cut.program():
         with cut.at(0):
-            left = tower(inputs["left"])
+            left = last(tower(inputs["left"]))
         with cut.at(1):
-            right = tower(inputs["right"])
+            right = last(tower(inputs["right"]))
             outputs = layers.Dense(1)(ops.abs(left - right))
     return _compiled(inputs, outputs)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import layers
+from keras import layers, ops
 
 from tests.parity_harness import Cut
 from tests.scripts.keras.script import FitArguments, LogRecorder, fit, momentum, numbers, rows, script, two_parts
@@ -71,20 +71,26 @@ def stateful_rnn(cut: Cut) -> Any:
 
 
 class Counting(layers.Layer):
-    """A layer that counts its calls, and scales by what it has counted."""
+    """A layer that counts its calls and scales by the count; a branch also computes the sum of earlier counts."""
 
     def build(self, shape: Any) -> None:
         self.count = self.add_weight(shape=(), initializer="zeros", trainable=False, name="count")
+        self.sum = self.add_weight(shape=(), initializer="zeros", trainable=False, name="sum")
 
     def call(self, x: Any, training: bool = False) -> Any:
         if training:
-            self.count.assign_add(1.0)
+            count, added = ops.cond(self.count < 5.0, self._add, lambda: (self.count + 2.0, self.sum + 0.0))
+            self.sum.assign(added)
+            self.count.assign(count)
         return x * (1.0 + 0.1 * self.count)
+
+    def _add(self) -> tuple[Any, Any]:
+        return self.count + 1.0, self.sum + self.count
 
 
 @script(rows(), micro=(1,))
 def counting_layer(cut: Cut) -> Any:
-    """A non-trainable weight that the forward writes and reads."""
+    """Non-trainable weights that the forward writes, one of which it reads."""
     return _model(cut, Counting(), Counting())
 
 

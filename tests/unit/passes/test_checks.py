@@ -169,12 +169,32 @@ SIDE_BY_SIDE = """
     %2 = Neg(%0) float32[?,4] @a
     %3 = Add(%1, %2) float32[?,4] @c
 """
+SHARED_WEIGHT = """
+    stages right left
+    %0 = input x float32[?,4]
+    %1 = capture w resource[] @right
+    %2 = ReadVariableOp(%1) float32[4] stateful @right
+    %3 = Mul(%0, %2) float32[?,4] @right
+    %4 = ReadVariableOp(%1) float32[4] stateful @left
+    %5 = Mul(%0, %4) float32[?,4] @left
+    %6 = Sub(%5, %3) float32[?,4] @right
+"""
 
 
 @pytest.mark.parametrize(
     ("text", "order"),
-    [(DECODER_FIRST, ["encoder", "decoder", "loss"]), (SIDE_BY_SIDE, ["b", "a", "c"]), (BACK_AND_FORTH, ["a", "b"])],
-    ids=["as a functional model runs its nodes", "as entered where none feeds another", "as entered in a circle"],
+    [
+        (DECODER_FIRST, ["encoder", "decoder", "loss"]),
+        (SIDE_BY_SIDE, ["b", "a", "c"]),
+        (BACK_AND_FORTH, ["a", "b"]),
+        (SHARED_WEIGHT, ["left", "right"]),
+    ],
+    ids=[
+        "as a functional model runs its nodes",
+        "as entered where none feeds another",
+        "as entered in a circle",
+        "a weight that several stages read belongs to none",
+    ],
 )
 def test_order_stages_follows_the_data_flow(text: str, order: list[str]) -> None:
     program = parse_program(text)
