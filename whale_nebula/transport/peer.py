@@ -538,7 +538,8 @@ class PeerLink(Link):
             self._check_certificate(certificate, ready)
         if rate is not None:
             self._carrier.pace(rate)
-        absent = not ready and self._now() - self._own_absence.reported_at < self._deadlines.patience
+        absent_seconds = self._now() - self._own_absence.reported_at
+        absent = not ready and self.epoch is None and absent_seconds < self._deadlines.patience
         if bye:
             self._waiting.abandon()
         elif silent_seconds >= self._deadlines.patience and not absent:

@@ -2,11 +2,12 @@
 saves every two steps, and fails at a given place.
 """
 
+import contextlib
 import hashlib
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -81,8 +82,7 @@ def build_pipeline() -> keras.Model:
 
 def build_local_sgd() -> keras.Model:
     """A copy in each cluster, with local SGD every four steps."""
-    with nb.compress(topk=0.2, int8=True):
-        return build_copies(sync_every=4, fragments=2, delay=1)
+    return build_copies({"topk": 0.2, "int8": True}, sync_every=4, fragments=2, delay=1)
 
 
 def build_momentum_exchange() -> keras.Model:
@@ -90,8 +90,8 @@ def build_momentum_exchange() -> keras.Model:
     return build_copies(exchange="1bit")
 
 
-def build_copies(**options: Any) -> keras.Model:
-    with nb.cluster(), nb.replica(**options):
+def build_copies(codec: Mapping[str, Any] | None = None, **options: Any) -> keras.Model:
+    with nb.cluster(), nb.compress(**codec) if codec else contextlib.nullcontext(), nb.replica(**options):
         inputs = keras.Input((6,), name="x")
         hidden = keras.layers.Dropout(0.25)(keras.layers.Dense(800, activation="relu")(inputs))
         outputs = keras.layers.Dense(1)(hidden)
