@@ -353,7 +353,8 @@ def write_origin(memory: Folder, origin: Origin) -> None:
 def save_memory_to_disk(
     memory: str, check_room: Callable[[str, int], None] = lambda folder, need: None
 ) -> Iterator[str]:
-    """Save the newest checkpoint of each folder within `memory` to the disk, if it is newer than all checkpoints there.
+    """Save the checkpoints of each folder within `memory` to the disk that are newer than all checkpoints there: the
+    newest may lack the parts of workers that other launchers have started, and that failed before they saved theirs.
     Yields a line for each. `check_room` raises if that many bytes must not be written to a folder.
     """
     for name in sorted(files.list_names(memory)):
@@ -362,27 +363,27 @@ def save_memory_to_disk(
             continue
         origin = Origin(**json.loads(files.read(files.join(path, _NAME))))
         disk = Folder(origin.folder, origin.group, run=origin.run)
-        found = _find_newest(Folder(path, origin.group), disk) if files.is_local(origin.folder) else None
-        if found is None:
-            continue
-        try:
-            check_room(origin.folder, sum(file.size for file in found.manifests[origin.group].files))
-            disk.lock()
-            _copy(found, disk)
-            disk.prune(origin.keep + 1)
-            yield f"step {found.step}, which was saved in memory, is saved in {origin.folder}"
-        except (NebulaError, OSError) as error:
-            why = str(error).partition("\n")[0]
-            yield f"step {found.step}, which was saved in memory, could not be saved in {origin.folder}: {why}"
-        finally:
-            disk.unlock()
+        for found in _list_newer(Folder(path, origin.group), disk) if files.is_local(origin.folder) else ():
+            try:
+                check_room(origin.folder, sum(file.size for file in found.manifests[origin.group].files))
+                disk.lock()
+                _copy(found, disk)
+                disk.prune(origin.keep + 1)
+                yield f"step {found.step}, which was saved in memory, is saved in {origin.folder}"
+            except (NebulaError, OSError) as error:
+                why = str(error).partition("\n")[0]
+                yield f"step {found.step}, which was saved in memory, could not be saved in {origin.folder}: {why}"
+            finally:
+                disk.unlock()
 
 
-def _find_newest(memory: Folder, disk: Folder) -> FoundCheckpoint | None:
-    """The newest complete checkpoint of a group in memory, unless the disk has one that is as new, damaged or not."""
+def _list_newer(memory: Folder, disk: Folder) -> list[FoundCheckpoint]:
+    """The complete checkpoints of a group in memory, the newest first, except those for which the disk has one that is
+    as new, damaged or not.
+    """
     newest = max((each.step for each in disk.scan() if each.manifests or each.problems), default=-1)
     newer = (each for each in memory.scan() if each.step > newest and memory.group in each.manifests)
-    return next((each for each in newer if not each.check()), None)
+    return [each for each in newer if not each.check()]
 
 
 def _copy(found: FoundCheckpoint, disk: Folder) -> None:
