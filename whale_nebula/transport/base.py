@@ -10,8 +10,9 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, as_completed
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from whale_nebula.config.schema import cluster_of
@@ -189,21 +190,29 @@ def receive_each(receivers: Mapping[str, Callable[[], T]]) -> Iterator[tuple[str
     """Receive from several workers at the same time, by name, in the order in which messages arrive or links fail: the
     function of each name returns what was received, or raises. So a failure is noticed even if another worker is late.
     """
+    if len(receivers) == 1:
+        yield from receivers.items()
+        return
+    arrived: list[tuple[str, Future[T]]] = []
+    changed = threading.Condition()
 
-    def receive(name: str, future: Future[T]) -> None:
+    def receive(name: str) -> None:
+        future: Future[T] = Future()
         try:
             future.set_result(receivers[name]())
         except BaseException as failure:
             future.set_exception(failure)
+        with changed:
+            arrived.append((name, future))
+            changed.notify_all()
 
-    if len(receivers) == 1:
-        yield from receivers.items()
-        return
-    names: dict[Future[T], str] = {Future(): name for name in receivers}
-    for future, name in names.items():
-        threading.Thread(target=receive, args=(name, future), name="nebula-receive", daemon=True).start()
-    for future in as_completed(names):
-        yield names[future], future.result
+    for name in receivers:
+        threading.Thread(target=partial(receive, name), name="nebula-receive", daemon=True).start()
+    for _ in receivers:
+        with changed:
+            changed.wait_for(lambda: arrived)
+            name, future = arrived.pop(0)
+        yield name, future.result
 
 
 def refuse_reserved(message: Mapping[str, Any]) -> None:
