@@ -78,10 +78,15 @@ _OPTIONS: Options = {
 }
 
 
+def make_parser() -> Parser:
+    """The options of the command."""
+    usage = "whale-nebula gateway --config FILE --cluster NAME [options]"
+    return Parser("gateway", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
+
+
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    usage = "whale-nebula gateway --config FILE --cluster NAME [options]"
-    parser = Parser("gateway", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
+    parser = make_parser()
     args = parser.read(argv)
     if not args.stdin and (args.config is None or args.cluster is None):
         parser.error("missing config or cluster: --config clusters.yaml --cluster gpu")
