@@ -165,7 +165,8 @@ class _Bench:
                 continue
             wanted = {(kind, rows): keys[kind, block, rows] for kind in own for rows in sorted(self.sizes)}
             if self.remaining_seconds > 0 and any(key not in self.known_costs for key in wanted.values()):
-                self.loops.append(time_calls(_loop, _LOOP_RUNS).seconds)
+                if PYTHON not in self.known_costs:
+                    self.loops.append(time_calls(_loop, _LOOP_RUNS).seconds)
                 self._measure_block(own, wanted)
         if (adding := _adding_key(layers)) not in self.known_costs:
             size = int(adding.split()[1])
@@ -238,8 +239,8 @@ class _Bench:
 
     def _expect_seconds(self, kind: str, rows: int, wanted: Mapping[tuple[str, int], str]) -> float:
         """The most seconds that a call with these rows is expected to take, by those with others; 0 if unknown."""
-        known = ((each, self.known_costs.get(wanted[kind, each])) for each in self.sizes)
-        return max((time.seconds * max(rows / each, 1.0) for each, time in known if time is not None), default=0.0)
+        known = {each: self.known_costs[key] for each in self.sizes if (key := wanted[kind, each]) in self.known_costs}
+        return max((found.seconds * max(rows / each, 1.0) for each, found in known.items()), default=0.0)
 
     def _store(self, key: str, seconds: float, spread: float) -> None:
         date = datetime.now(UTC).isoformat(timespec="seconds")

@@ -26,7 +26,7 @@ from whale_nebula.runtime.exchange.link_exchange import LinkExchange
 from whale_nebula.runtime.replicas.bucketed_allreduce import make_bucketed_allreduce
 from whale_nebula.runtime.replicas.collectives import Collectives
 from whale_nebula.runtime.run import current_run
-from whale_nebula.runtime.session.session import Session, are_sums_due, checksum_variables, list_settings, read_settings
+from whale_nebula.runtime.session.session import Session, are_sums_due, checksum_variables, read_settings
 from whale_nebula.runtime.split.shards import Shards, SplitExchange
 from whale_nebula.runtime.step.actors import ActorStep, RunningStep
 from whale_nebula.runtime.step.clock import Clocks, StepOutcome, count_bytes, measure_memory
@@ -134,6 +134,7 @@ class DistributedStep(ActorStep):
 
     `readers` are the workers that read each input that not all processes have: its checksum is sent only to them. With
     `has_fixed_shares`, shares do not change during the run: the input pipeline reads only the process's own rows.
+    `settings` are the paths of variables whose values are compared at each step.
     """
 
     takes_partial_inputs = True
@@ -144,6 +145,7 @@ class DistributedStep(ActorStep):
     collectives: Collectives | None = None
     leaves: bool = True
     shards: Shards | None = None
+    settings: Sequence[str] = ()
     checked_absences: set[tuple[int, ...]] = field(default_factory=set)
     own_report: PeerReport | None = None
     speed_sampler: SpeedSampler = field(default_factory=SpeedSampler)
@@ -170,7 +172,6 @@ class DistributedStep(ActorStep):
         self.held_paths = frozenset(v for v in self.variables if here in cut.variable_workers.get(v, ()))
         self.held_bytes = count_bytes(self.variables[path] for path in self.held_paths)
         self.reads = find_rows_read(cut, here)
-        self.settings = list_settings(cut)
         self.written_paths = [v for v in cut.forward_written if here in cut.variable_workers.get(v, ())]
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:

@@ -524,6 +524,7 @@ def _make_distributed(
     step = DistributedStep(
         compiled, variables, run.links, run.programs, states, _find_seed(run), lazy, session=session, name=name,
         ids=ids, readers=readers, collectives=run.ledger.collectives, leaves=cluster_copy is None, shards=shards,
+        settings=tuple(settings),
     )  # fmt: skip
     _close_at_shutdown(run, step)
     return step
