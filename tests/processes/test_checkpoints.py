@@ -148,7 +148,7 @@ def test_memory_checkpoint_is_saved_when_the_run_fails(tmp_path: Path, capfd: py
     """An error that would occur again ends the run despite remaining restarts. Newer parts wait for the next start."""
     script, folder = str(HERE / "workers" / "fail.py"), tmp_path / "saved"
     assert main(["run", "--all", "--clusters", "gpu,npu", "--restarts", "2", script, str(folder)]) == 1
-    newest, found = Folder(str(folder)).scan()
+    newest, found, *_ = Folder(str(folder)).scan()
     assert newest.step == fail.LAST_STEP and describe_waiting(newest.path).startswith("parts of gpu/0, npu/0: the next")
     assert 0 < found.step < fail.LAST_STEP and found.check() == ()
     assert f"step {found.step}, which was saved in memory, is saved in {folder}" in capfd.readouterr().err
