@@ -27,6 +27,7 @@ from whale_nebula.scopes.observer import observer, record_unscoped
 from whale_nebula.scopes.placement import Placement
 from whale_nebula.site import script_site, short_traceback, warn_once
 from whale_nebula.tf import private as tf_private
+from whale_nebula.tf.iterators import disable_array_tuning
 
 Original = Callable[..., Any]
 _CUTTING = ("cluster", "replica", "pipeline")
@@ -59,6 +60,7 @@ def make_function(kind: str, original: Original, model: Any, force: bool) -> Any
         _set_function(kind, original, model, force, inside)
     if inside or has_scopes(model):
         _share_files(kind)
+        disable_array_tuning(model)
     if kind == "train":
         _watch_fit(model)
     return getattr(model, attribute)
@@ -186,6 +188,7 @@ class _Probe:
 
     def _capture_step(self, get_iterator: Callable[[], Any]) -> Any:
         _share_files(self._kind)
+        disable_array_tuning(self._model)
         return self._set_final_function(_make_step_function(self._model, self._kind))(get_iterator())
 
     def _try_plainly(self, get_iterator: Callable[[], Any]) -> Any:
