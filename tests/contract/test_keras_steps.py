@@ -68,7 +68,8 @@ def make_data(model: Any) -> Any:
         build_scaled,
     ],
 )
-def test_create_variables_of_the_first_step_and_lacks_optimizer_variables(make: Any) -> None:
+@pytest.mark.parametrize("is_deferred", [False, True])
+def test_create_variables_of_the_first_step_and_lacks_optimizer_variables(make: Any, is_deferred: bool) -> None:
     trained, created, traces = make(), make(), list[int]()
     first = tf.function(lambda *given: trained.train_step(given), autograph=False)
     given = tf.nest.map_structure(tf.convert_to_tensor, make_data(trained))
@@ -80,8 +81,13 @@ def test_create_variables_of_the_first_step_and_lacks_optimizer_variables(make: 
         return created.train_step(given)
 
     assert keras_training.lacks_optimizer_variables(created)
-    made = tf.function(lambda *given: keras_training.create_variables(created, given), autograph=False)
+    slots = initial_values.InitialValues() if is_deferred else None
+    made = tf.function(lambda *given: keras_training.create_variables(created, given, slots), autograph=False)
     initial_values.trace_variables(made, given)
+    if slots is not None:
+        assert bool(slots.pairs) == (make is not build_with_two_outputs)  # plain SGD has none
+        assert not any(initial_values.has_value(variable) for variable, _ in slots.pairs)
+        slots.initialize_variables(lambda variable: True)
     assert not keras_training.lacks_optimizer_variables(created)
     assert list_variables(created) == list_variables(trained)
     tf.function(step, autograph=False)(*given)

@@ -17,6 +17,7 @@ from whale_nebula.tf import require_supported
 
 require_supported()
 from tensorflow.python.eager import lift_to_graph  # noqa: E402
+from tensorflow.python.ops.resource_variable_ops import UninitializedVariable  # noqa: E402
 from tensorflow.python.util import object_identity  # noqa: E402
 
 from whale_nebula.tf.drawing import draw_part  # noqa: E402
@@ -36,6 +37,17 @@ class InitialValues:
         chosen = [pair for pair in self.pairs if is_wanted(pair[0])]
         self.pairs[:] = [pair for pair in self.pairs if not any(pair is each for each in chosen)]
         _assign_values([pair for pair in chosen if not has_value(pair[0])])
+
+    def create_variable(self, create: Callable[..., Any], **options: Any) -> Any:
+        """Create a variable without a value; for `tf.variable_creator_scope` in a tf.function that is traced only to
+        create variables. TensorFlow adds a condition for each, which makes up most of such a trace.
+        """
+        given = options.pop("initial_value")
+        value = tf.convert_to_tensor(given() if callable(given) else given, options.get("dtype"))
+        options |= {"dtype": value.dtype, "shape": value.shape if options.get("shape") is None else options["shape"]}
+        variable = UninitializedVariable(extra_handle_data=value, **options)
+        self.pairs.append((variable, value))
+        return variable
 
     def draw_part(self, variable: Any, axis: int, start: int, size: int) -> Any:
         """Some entries of a variable's initial value along an axis, as a tensor, without the rest; None for other

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from whale_nebula.tf.initial_values import InitialValues
 from whale_nebula.tf.private import PolymorphicFunction, TensorFlowTrainer, TFEpochIterator, iterate_python_frames
 
 
@@ -30,16 +31,16 @@ def lacks_optimizer_variables(model: Any) -> bool:
     return isinstance(optimizer, keras.optimizers.Optimizer) and not optimizer.built
 
 
-def create_variables(model: Any, data: Any, *, deferred: bool = False) -> None:
+def create_variables(model: Any, data: Any, slots: InitialValues | None = None) -> None:
     """Run the parts of Keras's train step that create variables: forward, loss, optimizer and metrics, in this order.
-    Variables of metrics, and of the optimizer unless `deferred`, are initialised immediately; all others by the
-    tf.function that is being traced.
+    Variables of metrics are initialised immediately, those of the optimizer, too, unless `slots` is given, which
+    receives their initial values. All others are initialised by the tf.function that is being traced.
     """
     x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
     outputs = model(x, training=True) if model._call_has_training_arg else model(x)
     model._compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weights, training=True)
     if trained := model.trainable_variables:
-        with contextlib.nullcontext() if deferred else tf.variable_creator_scope(_create_immediately):
+        with tf.variable_creator_scope(_create_immediately if slots is None else slots.create_variable):
             build_optimizer(model.optimizer, trained)
     with tf.variable_creator_scope(_create_immediately):
         model.compute_metrics(x, y, outputs, sample_weight=weights)
