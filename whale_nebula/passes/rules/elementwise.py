@@ -219,6 +219,8 @@ def _lift_entries(node: Node, rest: Join) -> Fold:
     lanes = _lanes(node)
     if lanes is None:
         return select_first(fold_axes(node, describe_entries, rest))
+    if any(fold == whole() for fold in node.folds) and all(fold.kind == WHOLE for fold in node.folds):
+        return whole()  # no entry of the result is known
     length = max(len(lane) for lane in lanes)
     columns = [[lane[at if len(lane) > 1 else 0] for lane in lanes] for at in range(length)]
     found = tuple(_reckon(node, column, rest) for column in columns)
