@@ -36,9 +36,11 @@ def disable_array_tuning(model: Any) -> None:
     variables = next((each.f_locals for each in frames if each.f_locals.get("self") is model), {})
     data = variables.get("epoch_iterator")
     if isinstance(data, TFEpochIterator) and isinstance(data.data_adapter, ArrayDataAdapter):
-        options = tf.data.Options()
-        options.autotune.enabled = False
-        data._distributed_dataset = data._distributed_dataset.with_options(options)
+        dataset = data._distributed_dataset
+        if isinstance(dataset, tf.data.Dataset):  # another kind under a tf.distribute strategy
+            options = tf.data.Options()
+            options.autotune.enabled = False
+            data._distributed_dataset = dataset.with_options(options)
 
 
 def release_iterators(seconds: float) -> None:
