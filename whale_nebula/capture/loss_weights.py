@@ -68,12 +68,15 @@ def _fold_trace(trace: Tracing, graph: Graph, numbers: Mapping[str, int], **opti
     return fold(graph, batched, skip=backward.__contains__, **options)
 
 
-def replace_batch_sizes(trace: Tracing) -> None:
-    """Replace constant batch sizes in a trace with a divided batch, if it is known what they count."""
+def replace_batch_sizes(trace: Tracing) -> Graph:
+    """Replace constant batch sizes in a trace with a divided batch, if it is known what they count. Returns the ops of
+    the trace as pure data.
+    """
     graph, operations, numbers = _read_trace(trace)
     if not _has_suspect(graph, [numbers[leaf.op.name] for leaf in trace.leaves]):
-        return
-    for (consumer, place, _), rows, axis, sizes in _fold_trace(trace, graph, numbers, recounting=True).recounts:
+        return graph
+    recounts = _fold_trace(trace, graph, numbers, recounting=True).recounts
+    for (consumer, place, _), rows, axis, sizes in recounts:
         before = operations[consumer].inputs[place]
         fill = _FILLED.get(before.op.type)
         with trace.graph.as_default(), tf.control_dependencies(None):
@@ -82,6 +85,7 @@ def replace_batch_sizes(trace: Tracing) -> None:
             shape = tf.stack([count if size is None else tf.constant(size, dtype) for size in sizes])
             made = shape if fill is None else fill(shape, before.dtype)
         tf_private.set_input(operations[consumer], place, made)
+    return mirror_trace(trace) if recounts else graph
 
 
 _FILLED = {"ZerosLike": tf.zeros, "OnesLike": tf.ones}

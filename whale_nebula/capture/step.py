@@ -376,11 +376,9 @@ def assemble_program(
     """The Program of a trace. `paths` has the names of variables, and `metrics` the metrics that some belong to, by the
     id of their handle.
     """
-    if trace.entered_scopes.is_cut:
-        replace_batch_sizes(trace)
+    graph = replace_batch_sizes(trace) if trace.entered_scopes.is_cut else mirror_trace(trace)
     operations = order_operations(trace.graph.get_operations())
     numbers = {op.name: index for index, op in enumerate(operations)}
-    graph = mirror_trace(trace)
     if not trace.requests:  # a gradient request fixes the numbers of stages
         trace.entered_scopes.order_stages(graph)
 
