@@ -113,6 +113,7 @@ class StageLowering:
             "ReadVariableOp": self.read,
             "Shape": self.shape,
             "ShapeN": self.shape,
+            "Size": self.size,
             "Mean": self.mean,
             "EnsureShape": self.ensure_shape,
             "Squeeze": self.squeeze,
@@ -205,6 +206,11 @@ class StageLowering:
             found.append(shapes)
         return found
 
+    def size(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
+        """The number of entries of a whole tensor."""
+        (shapes,) = self.shape(op, inputs, layouts)
+        return [[tf.reduce_prod(shape) for shape in shapes]]
+
     def ensure_shape(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
         """A check of a whole tensor's shape: each device checks that of its piece."""
         if layouts[0].kind != SPLIT:
@@ -279,12 +285,13 @@ class Lowering:
     created_ops: dict[int, list[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        handles = {op: each for op, each in self.handles.items() if each.dtype in (tf.resource, tf.variant)}
         self.parts = [
-            StageLowering(self.graph, self.operations, each, self.handles, self.created_ops, self.sum_over_replicas)
+            StageLowering(self.graph, self.operations, each, handles, self.created_ops, self.sum_over_replicas)
             for each in self.stages
         ]
         for part in self.parts:
-            part.values |= {Value(op): [handle] * len(part.group.here) for op, handle in self.handles.items()}
+            part.values |= {Value(op): [handle] * len(part.group.here) for op, handle in handles.items()}
         self.whole_values |= {Value(op): handle for op, handle in self.handles.items()}
 
     def run(self, ops: Iterable[int], feeds: Mapping[Value, Any], fetches: Sequence[Value]) -> list[Any]:
