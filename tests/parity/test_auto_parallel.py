@@ -32,6 +32,14 @@ MORE_SAMPLES = ("scales_of_float8",)  # gradients that the forward computes, as 
 PLANS = 4
 PARTLY_SCOPED_SAMPLE = 216
 """Of the partly scoped scripts, every n-th is in the sample; of split stages none."""
+NOT_PLANNED = {"zoo gan"} | {
+    f"loops {name}"
+    for name in (
+        "shapes.an_extension_type", "shapes.an_iterator", "tapes.persistent_two_losses", "tapes.adversarial_example",
+        "edited.projected_conflict", "edited.sharpness_aware",
+    )
+}  # fmt: skip
+"""Partly scoped scripts that run by their scopes alone, because their steps take gradients more than once."""
 SLOW = {
     name: {"flops": "1G", "workers": [f"{name}.example:{7000 + number}" for number in range(count)]}
     for name, count in (("c0", 1), ("c1", 2), ("c2", 1))
@@ -157,8 +165,9 @@ def test_memory_requested_by_the_error_is_enough() -> None:
 
     with pytest.raises(nb.errors.PlanError, match=r"the batch is not divided: .*BatchNormalization") as caught:
         plan("1KiB")
-    (needed,) = re.findall(r"mend: memory of ([\d.]+) MiB for each worker of \w+; or a smaller", str(caught.value))
-    assert len(plan(f"{needed}MiB").stages) > 1
+    needed = re.findall(r"([\d.]+) MiB for each worker of (\w+)", str(caught.value))
+    assert len({cluster for _, cluster in needed}) > 1
+    assert len(plan(f"{max(float(memory) for memory, _ in needed)}MiB").stages) > 1
 
 
 def list_partly_scoped_cases() -> Iterator[Any]:
@@ -180,7 +189,7 @@ def test_partly_scoped_model_trains_as_the_uncut_one(name: str, number: int, mon
     with nb.auto_parallel():
         found = case.run(PartlyScopedCut(3, min(max(case.micro), 2)))
     assert {"first", "c2"} <= set(found.stages), found.stages
-    assert chosen, "nothing was planned"
+    assert bool(chosen) == (name not in NOT_PLANNED), "nothing was planned" if chosen == [] else "it was planned"
     assert_same(expected, found, case.tolerance, case.length)
 
 

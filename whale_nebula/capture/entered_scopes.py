@@ -436,34 +436,35 @@ def _explain_unplanned(entered: EnteredScopes, program: Program) -> str:
 
 
 def stamp_readers(graph: Graph, assignment: Assignment, paths: Mapping[int, str], forward: set[int] | None) -> Graph:
-    """The graph with a stage for each forward op that reads a variable, and for the readers of its result.
+    """The graph with a stage for each forward op that reads a variable, and for the readers of its result, unless they
+    also read results of later stages.
 
     `paths` names the variables by the op that holds their handle; without `forward` all ops belong to the forward.
     """
     ops, seen = list(graph.ops), Counter[str]()
     keys = {stage.key: number for number, stage in enumerate(assignment.stages)}
-    found: dict[int, str] = {}
+    wanted: dict[int, str] = {}
+    last_stages = [-1] * len(ops)  # the last stage whose results an op reads, directly or not, or its own
 
-    def stamp(index: int, key: str) -> None:
-        if index not in found or keys[key] > keys[found[index]]:
-            found[index] = key
+    def want(index: int, key: str) -> None:
+        if index not in wanted or keys[key] > keys[wanted[index]]:
+            wanted[index] = key
 
     for op in graph.ops:
+        last = max((last_stages[value.op] for value in op.inputs), default=-1)
         path = paths.get(op.inputs[0].op) if is_read(op) and op.inputs else None
-        if path is None or (forward is not None and op.index not in forward):
-            continue
-        key = assignment.stage_of(path, seen[path])
-        seen[path] += 1
-        if key is None:
-            continue
-        stamp(op.index, key)
-        for value in op.values if not op.type.startswith("ResourceGather") else ():
-            for reader in graph.consumers(value):
-                if forward is None or reader.index in forward:
-                    stamp(reader.index, key)
-    for index, key in found.items():
-        if ops[index].stage is None:
-            ops[index] = replace(ops[index], stage=key)
+        if path is not None and (forward is None or op.index in forward):
+            key = assignment.stage_of(path, seen[path])
+            seen[path] += 1
+            if key is not None:
+                want(op.index, key)
+                for value in op.values if not op.type.startswith("ResourceGather") else ():
+                    for reader in graph.consumers(value):
+                        if forward is None or reader.index in forward:
+                            want(reader.index, key)
+        if op.stage is None and op.index in wanted and keys[wanted[op.index]] >= last:
+            ops[op.index] = replace(op, stage=wanted[op.index])
+        last_stages[op.index] = keys.get(ops[op.index].stage or "", last)
     return replace(graph, ops=tuple(ops))
 
 

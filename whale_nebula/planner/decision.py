@@ -110,7 +110,7 @@ class Decision:
         for part, name in zip(self.chosen.parts, names, strict=True):
             for block in range(part.begin, part.end):
                 for path, reader in self.layers.variables[block]:
-                    found.setdefault(path, {})[reader] = name
+                    found.setdefault(path, {}).setdefault(reader, name)  # its value is sent on to later stages
         stages = tuple(
             Stage(
                 name, self.problem.clusters[part.cluster].name, self.site, part.replicas, (), part.shards, first=first
