@@ -54,8 +54,9 @@ def main(argv: list[str]) -> None:
 
 def _release_iterators() -> None:
     """Destroy iterators over datasets: at the exit of Python, they could delay the exit by up to a minute."""
-    if "tensorflow.python.data.ops.iterator_ops" in sys.modules:
-        importlib.import_module("whale_nebula.tf.iterators").release_iterators(_RELEASE_SECONDS)
+    iterators = sys.modules.get("whale_nebula.tf.iterators")
+    if iterators is not None:
+        iterators.release_iterators(_RELEASE_SECONDS)
 
 
 def _needs_approval(attachment: Attachment) -> bool:
