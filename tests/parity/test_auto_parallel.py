@@ -28,7 +28,12 @@ from whale_nebula.runtime.run import current_run
 pytestmark = pytest.mark.filterwarnings("ignore:.*that nb.auto_parallel predicted:whale_nebula.errors.NebulaWarning")
 SAMPLE = {"zoo": 8, "keras": 144, "loops": 144}
 """Of each family, every n-th script is in the sample. Placed models determine their clusters themselves."""
-MORE_SAMPLES = ("scales_of_float8",)  # gradients that the forward computes, as custom gradients may
+MORE_SAMPLES = {
+    "scales_of_float8": 0,  # gradients that the forward computes, as custom gradients may
+    "forwards.a_number_for_all_parts": 3,  # a variable that is read once, for several stages
+    "tapes.penalty_across_stages": 1,  # one that a gradient inside the forward reads in a later stage
+}
+"""Further scripts in the sample, each with the number of a plan."""
 PLANS = 4
 PARTLY_SCOPED_SAMPLE = 216
 """Of the partly scoped scripts, every n-th is in the sample; of split stages none."""
@@ -110,7 +115,7 @@ def list_cases() -> Iterator[Any]:
         for place, name in enumerate(FAMILIES[family]):
             for number in range(PLANS):
                 sampled = number == place // SAMPLE[family] % PLANS and place % SAMPLE[family] == SAMPLE[family] // 2
-                sampled |= name in MORE_SAMPLES and number == 0
+                sampled |= MORE_SAMPLES.get(name) == number
                 marks = () if sampled else (pytest.mark.grid,)
                 yield pytest.param(f"{family} {name}", number, marks=marks, id=f"{family} {name}: plan {number}")
 
