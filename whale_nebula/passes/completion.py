@@ -282,11 +282,15 @@ class Completion:
         yield only or Strategy((WHOLE_LAYOUT,) * len(op.inputs), (WHOLE_LAYOUT,) * len(op.outputs))
         if only is not None or not self.is_cut(op):
             return
-        yield from self.list_partial_strategies(op)
+        ways = [*self.list_partial_strategies(op)]
         found = self.question.facts.describe(op)
         if not isinstance(found, str):
             for label in self.list_labels(op, found):
-                yield from self.list_strategies_along(op, found, label)
+                ways += self.list_strategies_along(op, found, label)
+        for way in ways:  # a value that is several inputs of an op is read in one layout
+            needs = {(value, need or self.layout(value)) for value, need in zip(op.inputs, way.inputs, strict=True)}
+            if len(needs) == len(set(op.inputs)):
+                yield way
 
     def find_strategy(self, op: Op) -> Strategy | None:
         """The only possible strategy of an op, if there is one: ops that read, write or measure accept any layout."""

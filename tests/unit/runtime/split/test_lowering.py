@@ -63,13 +63,16 @@ def make_flattened() -> Task:
 
 
 def make_counted() -> Task:
-    """A constant from outside the trace is added to what is in pieces, of which all entries are counted."""
+    """A constant from outside the trace is added to what is in pieces, of which all entries are counted, and which is
+    multiplied by itself along another axis.
+    """
     inputs = keras.Input((4,))
     named = {"first": layers.Dense(8), "second": layers.Dense(5)}
     rng = np.random.default_rng(0)
     hidden = named["first"](inputs) + tf.constant(rng.standard_normal(8).astype("float32"))
     hidden = layers.Lambda(lambda entries: entries / tf.cast(tf.size(entries), tf.float32))(hidden)
-    model = keras.Model(inputs, named["second"](hidden))
+    pairs = layers.Lambda(lambda entries: tf.linalg.trace(tf.einsum("bi,bj->bij", entries, entries))[:, None])(hidden)
+    model = keras.Model(inputs, named["second"](hidden + pairs))
     return Task(model, named, rng.standard_normal((6, 4)).astype("float32"), rng.integers(0, 5, 6))
 
 
