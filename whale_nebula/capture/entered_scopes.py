@@ -443,25 +443,21 @@ def stamp_readers(graph: Graph, assignment: Assignment, paths: Mapping[int, str]
     """
     ops, seen = list(graph.ops), Counter[str]()
     keys = {stage.key: number for number, stage in enumerate(assignment.stages)}
+    inside = {op.index for op in ops} if forward is None else forward
     wanted: dict[int, str] = {}
     last_stages = [-1] * len(ops)  # the last stage whose results an op reads, directly or not, or its own
-
-    def want(index: int, key: str) -> None:
-        if index not in wanted or keys[key] > keys[wanted[index]]:
-            wanted[index] = key
-
     for op in graph.ops:
-        last = max((last_stages[value.op] for value in op.inputs), default=-1)
         path = paths.get(op.inputs[0].op) if is_read(op) and op.inputs else None
-        if path is not None and (forward is None or op.index in forward):
+        key = None
+        if path is not None and op.index in inside:
             key = assignment.stage_of(path, seen[path])
             seen[path] += 1
-            if key is not None:
-                want(op.index, key)
-                for value in op.values if not op.type.startswith("ResourceGather") else ():
-                    for reader in graph.consumers(value):
-                        if forward is None or reader.index in forward:
-                            want(reader.index, key)
+        if key is not None:
+            values = op.values if not op.type.startswith("ResourceGather") else ()
+            readers = [reader.index for value in values for reader in graph.consumers(value)]
+            for index in inside.intersection([op.index, *readers]):
+                wanted[index] = max(key, wanted.get(index, key), key=keys.__getitem__)
+        last = max((last_stages[value.op] for value in op.inputs), default=-1)
         if op.stage is None and op.index in wanted and keys[wanted[op.index]] >= last:
             ops[op.index] = replace(op, stage=wanted[op.index])
         last_stages[op.index] = keys.get(ops[op.index].stage or "", last)

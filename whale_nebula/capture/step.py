@@ -289,10 +289,10 @@ def capture(
     with translate_errors(traces, list(zip(layout.names, layout.specs, strict=True))), apply_tracing_patches():
         # Tracing only their creation is faster than tracing the step.
         if data is not None and lacks_optimizer_variables(owner):
-            slots = initial_values.InitialValues() if later else None
-            made = function_of(lambda given: create_variables(owner, data(given), slots))
+            slots = initial_values.InitialValues()
+            made = function_of(lambda given: create_variables(owner, data(given), slots if later else None))
             initial_values.trace_variables(made, layout.specs)
-            created += [slots] if slots is not None else []
+            created.append(slots)
         graph = function_of(call).get_concrete_function(*layout.specs).graph
         if not later:
             initialize_variables(lambda variable: True)

@@ -59,8 +59,7 @@ def make_function(kind: str, original: Original, model: Any, force: bool) -> Any
     if getattr(model, attribute) is None or force:
         _set_function(kind, original, model, force, inside)
     if inside or has_scopes(model):
-        _share_files(kind)
-        disable_array_tuning(model)
+        _prepare_loop(model, kind)
     if kind == "train":
         _watch_fit(model)
     return getattr(model, attribute)
@@ -79,8 +78,11 @@ def _set_function(kind: str, original: Original, model: Any, force: bool, inside
         _watch_plain_model(model, kind)
 
 
-def _share_files(kind: str) -> None:
-    """In several processes, make callbacks that write files cooperate."""
+def _prepare_loop(model: Any, kind: str) -> None:
+    """Make Keras's loop over a model with scopes read arrays without tuning, and, in several processes, make callbacks
+    that write files cooperate.
+    """
+    disable_array_tuning(model)
     if kind == "train" and not current_run().alone:
         from whale_nebula.runtime.variables.reads import share_files
 
@@ -187,8 +189,7 @@ class _Probe:
         return self._capture_step(get_iterator) if has_scopes(self._model) else self._try_plainly(get_iterator)
 
     def _capture_step(self, get_iterator: Callable[[], Any]) -> Any:
-        _share_files(self._kind)
-        disable_array_tuning(self._model)
+        _prepare_loop(self._model, self._kind)
         return self._set_final_function(_make_step_function(self._model, self._kind))(get_iterator())
 
     def _try_plainly(self, get_iterator: Callable[[], Any]) -> Any:

@@ -23,7 +23,15 @@ require_supported()  # the following imports depend on these versions
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter  # noqa: E402
 from tensorflow.python.data.ops.iterator_ops import OwnedIterator  # noqa: E402
 
-_LOOPS = frozenset({"fit", "evaluate", "predict"})
+_LOOPS = ("fit", "evaluate", "predict")
+
+
+def find_epoch_iterator(model: Any, *loops: str) -> Any:
+    """The data of this model's innermost running loop of Keras that has one of these names; None if there is none."""
+    frames = (frame for frame in iterate_python_frames() if frame.f_code.co_name in loops)
+    variables = next((each.f_locals for each in frames if each.f_locals.get("self") is model), {})
+    data = variables.get("epoch_iterator")
+    return data if isinstance(data, TFEpochIterator) else None
 
 
 def disable_array_tuning(model: Any) -> None:
@@ -32,15 +40,13 @@ def disable_array_tuning(model: Any) -> None:
     Keras copies their rows in a parallel map, whose default parallelism is the number of cores. Other datasets are the
     user's, and keep their options.
     """
-    frames = (frame for frame in iterate_python_frames() if frame.f_code.co_name in _LOOPS)
-    variables = next((each.f_locals for each in frames if each.f_locals.get("self") is model), {})
-    data = variables.get("epoch_iterator")
-    if isinstance(data, TFEpochIterator) and isinstance(data.data_adapter, ArrayDataAdapter):
-        dataset = data._distributed_dataset
-        if isinstance(dataset, tf.data.Dataset):  # another kind under a tf.distribute strategy
-            options = tf.data.Options()
-            options.autotune.enabled = False
-            data._distributed_dataset = dataset.with_options(options)
+    data = find_epoch_iterator(model, *_LOOPS)
+    dataset = data._distributed_dataset if data and isinstance(data.data_adapter, ArrayDataAdapter) else None
+    # another kind under a tf.distribute strategy; validation in `fit` reads the same one after each epoch
+    if isinstance(dataset, tf.data.Dataset) and dataset.options().autotune.enabled is not False:
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        data._distributed_dataset = dataset.with_options(options)
 
 
 def release_iterators(seconds: float) -> None:

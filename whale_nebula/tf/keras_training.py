@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from whale_nebula.tf.initial_values import InitialValues
+from whale_nebula.tf.iterators import find_epoch_iterator
 from whale_nebula.tf.private import PolymorphicFunction, TensorFlowTrainer, TFEpochIterator, iterate_python_frames
 
 
@@ -121,10 +122,8 @@ def change_fit_data(model: Any, change: Callable[[tf.data.Dataset], tf.data.Data
     """Replace the training data of this model's innermost running `fit` of Keras, which has not begun its first epoch,
     by the result of `change`. Returns whether there is such a `fit`. A callback can call it in `set_model`.
     """
-    local_variables = (frame.f_locals for frame in iterate_python_frames() if frame.f_code.co_name == "fit")
-    fit = next((each for each in local_variables if each.get("self") is model), {})
-    data = fit.get("epoch_iterator")
-    if not isinstance(data, TFEpochIterator):
+    data = find_epoch_iterator(model, "fit")
+    if data is None:
         return False
     data._distributed_dataset = change(data._distributed_dataset)
     return True
