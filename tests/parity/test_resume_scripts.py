@@ -17,6 +17,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from tests.parity.test_resume import SimulatedKill, _finish_writing
+from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.errors import CheckpointError, NebulaWarning, StateError
 from whale_nebula.runtime.run import current_run
 
@@ -246,10 +247,21 @@ def run_steps_of_one_name(cut: bool, count: CountBatch) -> Any:
 def run_two_loops(cut: bool, count: CountBatch) -> Any:
     """Two models of one name, the second after the first."""
     first, second = build_model(cut), build_model(cut)
-    for number in range(0 if nb.resumed() is None else nb.resumed().step, 20):
+    for number in range(0 if nb.resumed() is None else nb.resumed().step, 60):
         (first if number < 10 else second).train_on_batch(X[number : number + 4], Y[number : number + 4])
         count()
-    return first.get_weights(), second.get_weights()
+    return first.predict(X, verbose=0), second.get_weights()
+
+
+def run_two_loops_with_predictions(cut: bool, count: CountBatch) -> Any:
+    """Two models of one name; a resumed run predicts with the second before it trains it."""
+    first, second = build_model(cut), build_model(cut)
+    for number in range(0 if nb.resumed() is None else nb.resumed().step, 60):
+        model = first if number < 10 else second
+        model.predict(X[:4], verbose=0)
+        model.train_on_batch(X[number : number + 4], Y[number : number + 4])
+        count()
+    return second.get_weights()
 
 
 def run_script(script: Callable[[bool, CountBatch], Any], folder: Path, cut: bool, stop: int = 0) -> Any:
@@ -271,6 +283,13 @@ def run_script(script: Callable[[bool, CountBatch], Any], folder: Path, cut: boo
             return tf.nest.map_structure(lambda each: np.asarray(each).tobytes(), script(cut, count))
         except SimulatedKill:
             run.checkpoints.failed = True
+
+
+def read_counts(folder: Path) -> tuple[int, Any]:
+    """The steps of the run and those of each program in the newest checkpoint."""
+    [manifest] = Folder(str(folder)).scan()[0].manifests.values()
+    position = manifest.position
+    return position.step, position.programs
 
 
 SCRIPTS = [
@@ -306,23 +325,40 @@ SCRIPTS = [
     pytest.param(run_stateful_loop, 7, True, marks=pytest.mark.grid),  # see test_save_at_error
     pytest.param(run_steps_of_one_name, 7, True, marks=pytest.mark.grid),
     pytest.param(run_two_loops, 8, False, marks=pytest.mark.grid),
+    pytest.param(run_two_loops, (55, 7), False),  # stopped twice in the second loop
+    pytest.param(run_two_loops, (55, 7), True, marks=pytest.mark.grid),
+    *(
+        pytest.param(
+            run_two_loops_with_predictions,
+            55,
+            cut,
+            marks=[pytest.mark.grid, pytest.mark.filterwarnings("ignore:.*had the weights of another one")],
+        )
+        for cut in (False, True)
+    ),
 ]
 
 
 @pytest.mark.parametrize(("script", "stop", "cut"), SCRIPTS)
 def test_interrupted_script_resumes_exactly(
-    script: Callable[[bool, CountBatch], Any], stop: int, cut: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: Callable[[bool, CountBatch], Any],
+    stop: int | tuple[int, ...],
+    cut: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     expected = run_script(script, tmp_path / "undisturbed", cut)
-    monkeypatch.chdir(tmp_path)
-    assert run_script(script, Path("broken"), cut, stop) is None
+    for each in (stop,) if isinstance(stop, int) else stop:
+        monkeypatch.chdir(tmp_path)
+        assert run_script(script, Path("broken"), cut, each) is None
     monkeypatch.chdir(tmp_path)
     assert run_script(script, Path("broken"), cut) == expected
+    assert read_counts(tmp_path / "broken") == read_counts(tmp_path / "undisturbed")
 
 
 @pytest.mark.parametrize(
-    ("script", "steps"), [pytest.param(run_steps_of_one_name, 12, marks=pytest.mark.grid), (run_two_loops, 20)]
+    ("script", "steps"), [pytest.param(run_steps_of_one_name, 12, marks=pytest.mark.grid), (run_two_loops, 60)]
 )
 @pytest.mark.filterwarnings("ignore:.*runs uncut")
 def test_loop_steps_are_counted_once(

@@ -13,6 +13,8 @@ from whale_nebula.plain import from_plain, to_plain
 
 FORMAT = 1
 NAME = "manifest"
+STATES = "memory/"
+"""The prefix of tensors that are no variables, but arrays in the states of a worker."""
 
 
 Shapes = tuple[tuple[int | None, ...], ...]

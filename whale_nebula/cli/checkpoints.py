@@ -13,7 +13,7 @@ from typing import Any
 
 from whale_nebula.checkpoint.files import is_local
 from whale_nebula.checkpoint.folder import Folder, FoundCheckpoint
-from whale_nebula.checkpoint.manifest import Manifest
+from whale_nebula.checkpoint.manifest import STATES, Manifest
 from whale_nebula.checkpoint.parts import describe_waiting
 from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import Answer, Options, Parser, answer, print_error, read_words
@@ -241,7 +241,7 @@ def _export(found: list[FoundCheckpoint], args: argparse.Namespace, parser: Pars
 
 def _read(source: Any, args: argparse.Namespace, parser: Parser) -> Iterator[tuple[str, Any]]:
     for name in sorted(source.tensors):
-        if not name.startswith("memory/") and _is_wanted(name, args, parser):
+        if not name.startswith(STATES) and _is_wanted(name, args, parser):
             yield name, source.read(name).numpy()
 
 

@@ -105,7 +105,7 @@ def _watch_plain_model(model: Any, kind: str) -> None:
     run = find_open_run()
     if run is not None and len(run.workers) > 1:
         _require_variables(model, kind)
-    if kind != "train" or run is None or run.checkpoints is None:
+    if run is None or run.checkpoints is None or (kind != "train" and len(run.workers) > 1):
         return
     if len(run.workers) > 1:
         what = f"model {model.name!r} has no scopes, and is not saved in checkpoints"
@@ -113,9 +113,12 @@ def _watch_plain_model(model: Any, kind: str) -> None:
         mend = "call nb.save(path, model) in one of them; or put scopes around its layers"
         warn_once(script_site(), what, why=why, mend=mend, where="", key=model.name)
         return
-    from whale_nebula.runtime.checkpoint.plain_step import PlainStep
+    from whale_nebula.runtime.checkpoint.plain_step import PlainStep, restore_trained
 
-    model.train_function = PlainStep(run.checkpoints, model)
+    if kind == "train":
+        model.train_function = PlainStep(run.checkpoints, model)
+    else:
+        restore_trained(run.checkpoints, model, kind)
 
 
 def _require_variables(model: Any, kind: str) -> None:

@@ -172,7 +172,7 @@ class Checkpoints:
             self._local_sgd_runners[program] = engine.runner
         trainable = {variable.path for variable in engine.cut.program.variables if variable.trainable}
         variables = engine.captured.variables
-        self.known_variables.add(program, variables)
+        self.add_variables(engine, variables)
         self.plans[program] = describe_plan(engine.cut)
         steps = self.count_saved(engine)
         needed = trainable if steps else set()
@@ -198,6 +198,16 @@ class Checkpoints:
         if shapes not in known:
             self.forms[program] = (*known, shapes)
 
+    @property
+    def _is_in_fit(self) -> bool:
+        return bool(self.position.fit) and not self.position.ended
+
+    def add_variables(self, engine: Training, variables: Mapping[str, Any]) -> None:
+        """Register the variables of a program by their names in checkpoints."""
+        if engine.trains and not self._is_in_fit:
+            self.known_variables.expect_leading(engine.name, self.position.program, variables)
+        self.known_variables.add(engine.name, variables)
+
     def count_saved(self, engine: Training) -> int:
         """The number of steps of a program in the checkpoint that the run resumes from."""
         if self.source is None or not engine.trains:
@@ -208,7 +218,7 @@ class Checkpoints:
         """The title of a program: in a `fit` its name; in custom loops, where several steps may share a name, it
         also depends on the trained variables.
         """
-        if self.position.fit and not self.position.ended:
+        if self._is_in_fit:
             return engine.name
         if not engine.title:
             engine.title = self.known_variables.find_title(engine.name, engine.list_trained())
@@ -246,9 +256,10 @@ class Checkpoints:
         self.known_variables.restore(program, variables, needed, counted=counted)
 
     # ------------------------------------------------------------------ steps
-    def needs_batch(self, program: str) -> bool:
+    def needs_batch(self, engine: Training) -> bool:
         """Whether the next batch of a program is needed, to compare or to save its fingerprint."""
-        return program == self.position.program and (bool(self._batch) or any(level.due for level in self.levels))
+        due = bool(self._batch) or any(level.due for level in self.levels)
+        return due and self._find_title(engine) == self.position.program
 
     def before_step(self, engine: Training, tensors: Sequence[Any]) -> None:
         """Before a training step: save everything if a checkpoint is due."""
@@ -442,6 +453,8 @@ class Checkpoints:
     def _save(self, levels: Sequence[Level], batch: str, ended: bool = False) -> None:
         if self._local_sgd_runners and must_synchronize(self.run.rounds):
             self.run.settle()
+        if not self._local_sgd_runners:
+            self.known_variables.keep_unused()
         snapshot = self.take_snapshot(batch, ended)
         for level in levels:
             level.write(snapshot)

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from whale_nebula.checkpoint.manifest import STATES
 from whale_nebula.codec.axes import Held
 from whale_nebula.codec.deltas import Cache
 from whale_nebula.codec.structures import Shared
@@ -75,7 +76,7 @@ def make_put(worker: str, entries: list[Entry]) -> Put:
     """Returns a function that adds an array to a worker's entries and returns its name."""
 
     def put(array: Any) -> str:
-        entries.append(make_whole_entry(f"memory/{worker}/{len(entries)}", array))
+        entries.append(make_whole_entry(f"{STATES}{worker}/{len(entries)}", array))
         return entries[-1].name
 
     return put

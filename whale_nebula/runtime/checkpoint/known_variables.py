@@ -14,7 +14,6 @@ import logging
 import re
 import sys
 import weakref
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from whale_nebula.checkpoint.manifest import Position
+from whale_nebula.checkpoint.manifest import STATES, Position
 from whale_nebula.errors import CheckpointError, NebulaWarning
 from whale_nebula.runtime.checkpoint.group import Group
 from whale_nebula.runtime.checkpoint.objects import Put, decode_value, encode_value
@@ -225,6 +224,8 @@ class KnownVariables:
     variables. The n-th variable with a path in programs of one name is `path@n`: it belongs to a model that was created
     again. A name is not reused, even if its variable no longer exists. `is_fit_over`: the `fit` that is about to begin
     was complete when the checkpoint was saved. `restore_requests` counts the requests to restore all values again.
+    `_met` has by program and path the names of its variables in this order, and `_first_numbers` by program the number
+    of the first ones.
     """
 
     group: Group
@@ -234,7 +235,9 @@ class KnownVariables:
     is_fit_over: bool = False
     restore_requests: int = 0
     _alive: dict[str, weakref.ref[Any]] = field(default_factory=dict)
-    _counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _met: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    _first_numbers: dict[str, int] = field(default_factory=dict)
+    _has_kept: bool = False
     _restored: set[str] = field(default_factory=set)
     _copied: set[str] = field(default_factory=set)
     _titles: dict[str, dict[str, Trained]] = field(default_factory=dict)
@@ -314,6 +317,8 @@ class KnownVariables:
             return
         named = {name: variables[path] for name, path in names.items()}
         missing = restore(self.source, named)
+        for name in named:
+            self.source.kept.pop(name, None)
         if self._replayed is not None:
             self._replayed |= self.group.read_own(named)
         paths = (names[name] for name in missing if names[name] in needed)
@@ -348,7 +353,7 @@ class KnownVariables:
 
     def _find_key(self, program: str, path: str) -> str:
         """The key of the newest variable with a path among the aliases of a program."""
-        count = self._counts[program, path]
+        count = len(self._met.get((program, path), ()))
         return path if count <= 1 else f"{path}@{count}"
 
     def restore_again(self) -> None:
@@ -382,33 +387,105 @@ class KnownVariables:
         )
 
     def list_titles(self) -> dict[str, str]:
-        """For programs that share a name, by title: a variable that each trains."""
+        """For programs that share a name, by title: a variable that each trains, if possible it alone."""
         found = {} if self.source is None else dict(self.source.manifest.position.titles)
-        for met in (each for each in self._titles.values() if len(each) > 1):
-            found |= {title: min(self.names.get(each, "") for each in ids) for title, ids in met.items() if ids}
+        for program, met in self._titles.items():
+            if len(met) > 1:
+                lists = (names for (each, _), names in self._met.items() if each == program)
+                numbers = {name: number for names in lists for number, name in enumerate(names)}
+                trained = {title: [self.names.get(each, "") for each in ids] for title, ids in met.items() if ids}
+                found |= {title: max(names, key=lambda name: numbers.get(name, 0)) for title, names in trained.items()}
         return found
+
+    def expect_leading(self, program: str, leading: str, variables: Mapping[str, Any]) -> None:
+        """Expect that these variables belong to the program that was leading when the checkpoint was saved, if a
+        resumed loop trains the first program of that name: earlier ones have ended, and do not train again.
+        """
+        name = None if self.source is None else self.source.manifest.position.titles.get(leading)
+        if self.source is None or name is None or program in self._titles or not leading.startswith(f"{program}@"):
+            return
+        aliases = self.source.manifest.aliases.get(program, {})
+        key = next((key for key, each in aliases.items() if each == name), name)
+        path, _, number = key.rpartition("@")
+        if path not in variables or not number.isdecimal():
+            return
+        self._first_numbers[program] = int(number)
+        if self.names.get(id(variables[path]), name) == name:
+            return
+        for path, variable in variables.items():
+            if f"{path}@{number}" in aliases and id(variable) in self.names:
+                known = self.names.pop(id(variable))
+                self._restored.discard(known)
+                del self._alive[known]
+                for names in self._met.values():
+                    names[:] = [each for each in names if each != known]
+        warn_once(
+            script_site(),
+            f"a model of {program} had the weights of another one until its first training step",
+            where=self.source.path,
+            why="several models have the same name, and it was used before it was clear which one it is",
+            mend="give each model a name of its own: keras.Model(inputs, outputs, name=...)\n"
+            "or begin with a training step after the run has resumed",
+            key=(program, self.source.path),
+        )
+
+    def keep_unused(self) -> None:
+        """Before the first save of a resumed run, which may later remove the checkpoint that it resumed from: keep the
+        values of variables that no program has used since. If not all programs that had trained have been used, they
+        are variables of models that an earlier loop trained, and later checkpoints contain them, too.
+        """
+        if self.source is None or self._has_kept:
+            return
+        self._has_kept, manifest, kept = True, self.source.manifest, {}
+        forms: dict[str, Any] = {name: (form.dtype, form.shape) for name, form in self.source.tensors.items()}
+        if self.group.label:  # each host has written its own tensors
+            for each in self.group.exchange("the tensors of a checkpoint", forms).values():
+                forms |= each
+        with tf.device("CPU:0"):
+            for name, (dtype, shape) in sorted(forms.items()):
+                if name not in self._alive and not name.startswith(STATES):
+                    kept[name] = tf.Variable(tf.zeros(shape, dtype), trainable=False)
+        self.group.restore(self.source, kept)
+        self.source.keep(kept)
+        met = {program for program, _ in self._met} - manifest.position.titles.keys()
+        if manifest.position.programs.keys() <= met.union(*self._titles.values()):
+            return
+        for program, aliases in manifest.aliases.items():
+            others = {key: name for key, name in aliases.items() if name in kept}
+            self.aliases[program] = others | self.aliases.get(program, {})
+        self._alive |= {name: weakref.ref(variable) for name, variable in kept.items()}
 
     def add(self, program: str, variables: Mapping[str, Any]) -> dict[str, str]:
         """Register variables; returns their names, each with its path in the program."""
         for path in sorted(variables):
             variable = variables[path]
             known = self._alive.get(self.names.get(id(variable), ""))
-            if known is None or known() is not variable:
-                name = self._choose_name(program, path)
-                self._alive[name], self.names[id(variable)] = weakref.ref(variable), name
+            name = None if known is None or known() is not variable else self.names[id(variable)]
+            name = self._choose_name(program, path, name)
+            self._alive[name], self.names[id(variable)] = weakref.ref(variable), name
         return {self.names[id(variable)]: path for path, variable in sorted(variables.items())}
 
-    def _choose_name(self, program: str, path: str) -> str:
-        """The name of a variable in checkpoints: its path, or a free name if that is already used."""
+    def _choose_name(self, program: str, path: str, known: str | None) -> str:
+        """The name of a variable in checkpoints: the one by which it is `known`, otherwise its path, or a free name if
+        that is already used.
+        """
         saved = {} if self.source is None else self.source.manifest.aliases.get(program, {})
-        self._counts[program, path] += 1
+        if (program, path) not in self._met:
+            numbers = range(self._first_numbers.get(program, 1), 1, -1)
+            first = next((each for each in numbers if f"{path}@{each}" in saved), 1)
+            self._met[program, path] = [""] * (first - 1)
+        met = self._met[program, path]
+        if known in met:
+            return known
+        met.append("")
         key = self._find_key(program, path)
-        name = saved.get(key, path)
-        number = 2
-        while name in self._alive:
+        name, number = known or saved.get(key, key), 2
+        kept = {} if self.source is None else self.source.kept
+        while known is None and name in self._alive and name not in kept:
             name, number = f"{path}@{number}", number + 1
         if name != path:
             self.aliases.setdefault(program, {})[key] = name
+        met[-1] = name
         return name
 
 

@@ -55,7 +55,7 @@ class PlainStep:
             for _ in range(steps):
                 next(iterator)
             return to_tensors(self._checkpoints.position.logs)
-        if self._checkpoints.needs_batch(self.name):
+        if self._checkpoints.needs_batch(self):
             batches, iterator = keras_training.draw_batches(iterator, steps)
         self._checkpoints.before_step(self, tf.nest.flatten(batches))
         with self._checkpoints.note_failure():
@@ -82,7 +82,7 @@ class PlainStep:
         variables = variables_of(self._model)
         for variable in [] if graph is None else keras_training.list_captured_variables(graph):
             add_variable(variables, variable)
-        self._checkpoints.known_variables.add(self.name, variables)
+        self._checkpoints.add_variables(self, variables)
         counted = self._checkpoints.count_saved(self)
         needed = {each.path for each in self._model.trainable_variables} if counted else ()
         self._checkpoints.register_variables(self.name, variables, needed, counted=bool(counted))
@@ -109,6 +109,14 @@ class PlainStep:
             with tf.init_scope():
                 self._checkpoints.known_variables.restore(self.name, {path: self._draws[path]})
         return self._draws[path]
+
+
+def restore_trained(checkpoints: Checkpoints, model: Any, kind: str) -> None:
+    """Restore a model without scopes that is about to be evaluated, if the saved run has trained it."""
+    source = checkpoints.source
+    if source is not None and program_of(model) in source.manifest.position.programs:
+        program = f"{model.name}.{kind}_step"
+        checkpoints.register_variables(program, variables_of(model), (), counted=False)
 
 
 def add_variable(variables: dict[str, Any], variable: Any) -> None:

@@ -143,13 +143,16 @@ def count_overlap(one: Slice, other: Slice) -> int:
 
 
 class Source:
-    """The tensors of a checkpoint that can be read locally, from the bundles of one or more hosts."""
+    """The tensors of a checkpoint that can be read locally, from the bundles of one or more hosts, or from variables
+    that have `kept` them.
+    """
 
     def __init__(self, found: FoundCheckpoint, identity: str) -> None:
         self.path = found.path
         self.manifests: Sequence[Manifest] = [m for m in found.manifests.values() if m.identity == identity]
         self.tensors: Mapping[str, Tensor] = {n: t for m in self.manifests for n, t in m.tensors.items()}
         self.parts: Mapping[str, Part] = {part.worker: part for m in self.manifests for part in m.parts}
+        self.kept: dict[str, Any] = {}
         self._slices: dict[str, dict[str, list[Slice]]] = {}  # by tensor and bundle
         for manifest in self.manifests:
             bundle = files.join(self.path, manifest.bundle)
@@ -157,6 +160,12 @@ class Source:
                 known = self._slices.setdefault(name, {}).setdefault(bundle, [])
                 shape = self.tensors[name].shape
                 known += [each for text in texts if (each := parse_slice(text, shape)) not in known]
+
+    def keep(self, variables: Mapping[str, Any]) -> None:
+        """Read these tensors from variables from now on."""
+        self.kept = dict(variables)
+        forms = {name: Tensor(each.dtype.name, tuple(each.shape.as_list())) for name, each in variables.items()}
+        self.tensors = {**forms, **self.tensors}
 
     @property
     def manifest(self) -> Manifest:
@@ -169,7 +178,7 @@ class Source:
 
     def has(self, name: str, part: Slice | None = None) -> bool:
         """Whether a tensor, or a part of it, can be read locally."""
-        return name in self._slices and self._find_bundle(name, part) is not None
+        return name in self.kept or (name in self._slices and self._find_bundle(name, part) is not None)
 
     def _find_bundle(self, name: str, part: Slice | None) -> str | None:
         shape = self.tensors[name].shape
@@ -181,6 +190,9 @@ class Source:
 
     def read(self, name: str, part: Slice | None = None) -> Any:
         """Read a tensor, or a part of it."""
+        if name in self.kept:
+            value = self.kept[name].read_value()
+            return value if part is None else tf.slice(value, part.starts, part.sizes)
         form = self.tensors[name]
         bundle = self._find_bundle(name, part)
         if bundle is None:
