@@ -42,13 +42,13 @@ class StepRecorder(keras.callbacks.Callback):
         report, length = nb.last_report(), self._curriculum.length(self._seen)
         crossed = sum(link.bytes for link in report.links.values())
         if length not in self.steps and nb.here().lead:
-            console.print(f"step {self._seen}: rows of {length}, mean loss so far {logs['loss']:.3f}")
+            console.print(f"step {self._seen}: {length} tokens per row, mean loss so far {logs['loss']:.3f}")
         self.steps.setdefault(length, []).append((report.step_seconds, crossed, report.micro_batches))
         self._seen += 1
 
     def table(self) -> Table:
         """A row for each length; the first steps, which are traced, are not counted."""
-        table = Table("rows of", "steps", "seconds a step", "kB a step", "micro-batches")
+        table = Table("tokens per row", "steps", "seconds per step", "kB per step", "micro-batches")
         for length, steps in self.steps.items():
             seconds, crossed, count = np.median(steps, axis=0)
             table.add_row(str(length), str(len(steps)), f"{seconds:.3f}", f"{crossed / 1e3:.0f}", f"{count:.0f}")
@@ -97,7 +97,7 @@ def main() -> None:
     data = tf.data.Dataset.from_tensor_slices((x[held:], y[held:])).shuffle(len(x), seed=1)
     data = data.batch(BATCH, drop_remainder=True).repeat()
     recorder, began = StepRecorder(curriculum), time.monotonic()
-    model.fit(data, steps_per_epoch=given.steps, verbose=0, callbacks=[curriculum, recorder])
+    model.fit(data, steps_per_epoch=given.steps, shuffle=False, verbose=0, callbacks=[curriculum, recorder])
     took = time.monotonic() - began
     found = model.evaluate(x[:held], y[:held], batch_size=BATCH, verbose=0)
     if nb.here().lead:

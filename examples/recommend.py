@@ -129,7 +129,7 @@ def main() -> None:
     if not given.no_ahead:
         data = recommender.look_ahead(data, *tables)
     with nb.pipeline(given.micro_batch, coupled="allow"):  # a look-up runs Python, which plans cannot analyse
-        model.fit(data, epochs=given.epochs, verbose=0, callbacks=[recorder])
+        model.fit(data, epochs=given.epochs, shuffle=False, verbose=0, callbacks=[recorder])
     took = time.monotonic() - began
     found = recommender.auc(model.predict(held.inputs, batch_size=given.batch, verbose=0), held.clicked)
 

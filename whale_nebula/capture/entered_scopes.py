@@ -145,7 +145,8 @@ class EnteredScopes:
     def enter_split(self, frame: Frame) -> int:
         """Record the entry of a split scope; returns its number."""
         open_now = open_frames()
-        self.replicas.home = find_default_cluster(open_now)
+        if self.replicas.local_sgd is None:
+            self.replicas.home = find_default_cluster(open_now)
         stage = stage_of(open_now)
         key = None if stage is None else self.numbers.find_identity(stage, self.around)[0]
         self.replicas.splits.setdefault(key or "stage0", frame)

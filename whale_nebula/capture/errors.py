@@ -310,7 +310,7 @@ def _explain_refusal(raised: RaisedError, specs: TensorSpecs) -> CaptureError:
     return _name_kind(raised)(
         f"the step cannot be traced: {raised.sentence}",
         where=raised.line,
-        why=f"it raised a {type(raised.origin).__name__}; the arguments of the step are {names or 'no tensors'}",
+        why=f"it raised {type(raised.origin).__name__}; the arguments of the step are {names or 'no tensors'}",
         mend=_ARRAYS_FIX if several else _CORRECTION + whole * bool(rows),
     )
 

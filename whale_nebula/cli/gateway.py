@@ -114,7 +114,7 @@ def _serve(args: argparse.Namespace, gateways: Sequence[Gateway], stop_reasons: 
         signal.signal(number, lambda signum, _: stop_reasons.put(signal.Signals(signum).name))
     keep_freed_memory()
     for gateway in gateways:
-        _print_introduction(gateway, as_json=args.json)
+        _print_introduction(gateway, as_json=args.json, launched=args.stdin)
     why = _await_stop(stop_reasons)
     if not args.stdin:
         remark(f"{why}: the gateway stops")
@@ -184,12 +184,14 @@ def _read_site(stop_reasons: queue.SimpleQueue[str]) -> GatewaySettings:
     return site
 
 
-def _print_introduction(gateway: Gateway, *, as_json: bool) -> None:
-    """A line with the gateway's identity, address, and trusted authorities."""
+def _print_introduction(gateway: Gateway, *, as_json: bool, launched: bool) -> None:
+    """A line with the gateway's identity, address, and trusted authorities. With `launched` its launcher has issued
+    all keys, for one run on this machine.
+    """
     site, trusts = gateway.settings, gateway.trusts
     if site.files is None:
         remark("INSECURE: TRUE. Connections are neither encrypted nor authenticated.")
-    elif found := [path.name for path in find_other_keys(site.files)]:
+    elif not launched and (found := [path.name for path in find_other_keys(site.files)]):
         remark(
             f"WARNING: {site.files.key.parent} contains private keys of others ({', '.join(found)}): whoever takes "
             "over this gateway can impersonate them; keep only ca.pem, revoked.json and its own two files on its host"

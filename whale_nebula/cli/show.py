@@ -51,7 +51,8 @@ _OPTIONS: Options = {
     "--steps": ("N", "plan the first N distinct steps"),
     "--after": (
         "PASS",
-        "print the program after a compiler pass: capture, in-flight, fold, phases, merges, order, cut",
+        "print the program after a compiler pass: capture, in-flight, fold, phases, merges, order, cut, layouts, "
+        "exchange",
     ),
     "--report": ("FILE", "show a saved report or a metrics file: predicted and measured values"),
 }

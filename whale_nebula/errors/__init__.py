@@ -497,7 +497,10 @@ class CredentialsError(IdentityError):
     """Certificate or key files that are missing, readable by other users, or not a pair."""
 
     code = "NB-428"
-    usual_mend = "run whale-nebula certs init, if there is no authority, and certs issue; copy the files that it lists"
+    usual_mend = (
+        "whale-nebula certs init --config clusters.yaml, if there is no authority, then "
+        "whale-nebula certs issue --all --config clusters.yaml; copy the files that it lists"
+    )
 
 
 class NotAllowedError(IdentityError):

@@ -138,7 +138,10 @@ class Gateway:
         self.journal.close(why)
         for route in self._routes.values():
             if route.control.is_connected and not route.control.wait_head_stored(_HEAD_SECONDS):
-                _LOG.warning("gateway '%s' has not stored the last head", route.identity.worker)
+                _LOG.warning(
+                    "gateway '%s' has not stored the last head of this audit log: audit verify cannot check its end",
+                    route.identity.worker,
+                )
             route.close()
         self._listener.stop(0.2)
         if self._monitor.ident is not None:

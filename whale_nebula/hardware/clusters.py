@@ -439,6 +439,8 @@ def table(clusters: Clusters) -> str:
     for worker in clusters.workers:
         device = worker.device
         cores = f"{device.kind}, {device.cores} core{'s' * (device.cores != 1)}"
+        if device.kind == ANY and not device.cores_said:
+            cores = _UNKNOWN
         memory, call = format_quantity(device.memory_bytes, "B", 1024.0), format_quantity(device.call_seconds, "s")
         if device.memory_bytes_per_s is not None:
             memory += f", {format_quantity(device.memory_bytes_per_s, 'B/s')}"

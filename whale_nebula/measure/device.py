@@ -15,7 +15,7 @@ import tensorflow as tf
 from whale_nebula.codec import INT8, SVD, Codec, Precision, Rank, TopK
 from whale_nebula.codec.registry import CODECS
 from whale_nebula.errors import NebulaError
-from whale_nebula.hardware.clusters import Device
+from whale_nebula.hardware.clusters import Device, format_quantity
 from whale_nebula.hardware.measurements import RUNS, CallTime, count_cores, fit_line, time_calls
 
 Report = Callable[[str], None]
@@ -138,7 +138,7 @@ def measure_codecs(sizes: Sizes = FULL, report: Report = lambda text: None) -> C
         timed = _time_codec(codec, x, sizes)
         found[str(codec)] = timed.seconds / (4 * x.shape.num_elements())
         spreads[str(codec)] = timed.spread
-    report("codecs, per MB: " + ", ".join(f"{name} {1e9 * each:.3g} ms" for name, each in found.items()))
+    report("codecs, per MB: " + ", ".join(f"{name} {format_quantity(1e6 * each, 's')}" for name, each in found.items()))
     return CodecCosts(found, spreads)
 
 

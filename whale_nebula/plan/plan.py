@@ -156,7 +156,7 @@ class Plan:
         found = describe_first_difference(self.lines, other.lines, words)
         for one, two in zip(self.boundaries, other.boundaries, strict=True):
             if found and one.maker != two.maker:  # a different name alone is ignored, as Keras numbers models
-                return f"boundary {one.name} is produced by {one.maker!r} {words[0]}, {two.maker!r} {words[1]}; {found}"
+                return f"boundary {one.name} is produced by {one.maker!r} {words[0]}, {two.maker!r} {words[1]}"
         return found or None
 
     def to_text(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -22,7 +23,7 @@ DEPTH = 3
 """The depth to which nested layers are listed separately."""
 LOSS = "compile_loss"
 """The scope in which Keras computes the loss."""
-_OURS = re.compile(r"nebula(_\d+)?")
+_AROUND = re.compile(r"(nebula|gradient_tape)(_\d+)?")
 _AGAIN = re.compile(r"_\d+$")
 _OPS = frozenset({
     "strided_slice", "einsum", "range", "moments", "ones", "zeros", "ones_like", "zeros_like", "stack", "concat",
@@ -53,7 +54,7 @@ class LayerNames:
         """The path of an op's layer, to a depth of at most `DEPTH`; "" for an op outside layers."""
         parts = name.split("/")[:-1]
         found: list[str] = []
-        for part in parts[1:] if parts and _OURS.fullmatch(parts[0]) else parts:
+        for part in itertools.dropwhile(_AROUND.fullmatch, parts):
             layer = self._layer(part)
             if layer is None or len(found) > DEPTH:
                 break

@@ -85,6 +85,9 @@ def _binding_text(problem: Problem, chosen: Candidate) -> str:
         part = chosen.parts[place]
         busy = math.ceil(chosen.shape.micro_batches / part.replicas) * chosen.compute[place]
         name = stage_names(problem, chosen.parts)[place]
+        if busy < (rest := chosen.seconds - busy) and len(chosen.parts) == 1:
+            once = f"updates and calls once per step take {duration(rest)}"
+            return f"Stage {name} computes for {duration(busy)} of it, and {once}."
         return f"The bottleneck is stage {name}, which computes for {duration(busy)} of it."
     if kind == "line":
         lines = problem.named_lines

@@ -125,6 +125,8 @@ class PlanWatch:
         rounds = [ceil(candidate.shape.micro_batches / part.replicas) for part in candidate.parts]
         stages = zip(names, rounds, candidate.compute, strict=True)
         computes = {f"stage {name}": count * each for name, count, each in stages}
+        if self.run.alone and self.decision.uncut:  # runs as it was traced, without the calls of a stage
+            computes = dict.fromkeys(computes, candidate.seconds)
         lines = problem.named_lines
         link_seconds = {
             f"link {name}": lines[name].seconds(size) for name, size in candidate.bytes.items() if name in lines

@@ -352,8 +352,5 @@ class TestLink:
 def test_text_lists_checks_and_ends_with_a_summary(site: Site, capsys: Capture) -> None:
     assert doctor.main(["--config", str(site.config), "--cluster", "npu"]) == 1
     out = capsys.readouterr().out
-    assert (
-        "BAD   certificate of npu/0" in out
-        and "whale-nebula certs init, if there is no authority, and certs issue" in out
-    )
+    assert "BAD   certificate of npu/0" in out and "then whale-nebula certs issue --all --config clusters.yaml" in out
     assert out.splitlines()[-1].startswith("1 of")

@@ -19,8 +19,9 @@ import whale_nebula as nb
 from tests.processes import zygote
 from tests.unit.report.sample_reports import make_full_report
 from whale_nebula.cli import arguments
-from whale_nebula.cli.show import main
+from whale_nebula.cli.show import _OPTIONS, main
 from whale_nebula.cli.show_script import check_script
+from whale_nebula.passes.pipeline import PIPELINE
 from whale_nebula.report.records import RunTotals
 from whale_nebula.report.saved import line
 from whale_nebula.scopes.observer import observer
@@ -354,6 +355,10 @@ def test_after_option_shows_program_after_a_pass(show: Show) -> None:
     assert output.out.startswith("== fold\n") and "MatMul: rows(0)" in output.out
     unknown = show(FIT, "--after", "fuse")
     assert unknown.status == arguments.USAGE and "no pass is called 'fuse'" in unknown.err
+
+
+def test_help_of_the_after_option_lists_all_passes() -> None:
+    assert _OPTIONS["--after"][1].endswith(f": capture, {', '.join(each.name for each in PIPELINE)}")
 
 
 def test_show_prints_only_json_in_its_own_process(tmp_path: Path) -> None:

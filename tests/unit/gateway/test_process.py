@@ -33,6 +33,7 @@ from whale_nebula.cli.main import main
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError
 from whale_nebula.gateway.settings import GatewaySettings
+from whale_nebula.launch import spawn
 from whale_nebula.launch.gateways import create_sites, place_gateways, start_gateway
 from whale_nebula.launch.placement import Placement
 from whale_nebula.security import Files
@@ -183,6 +184,12 @@ class TestGatewayCommand:
             _, err = process.communicate(timeout=TIMEOUT_SECONDS)
         first = err.decode().splitlines()[0]
         assert "contains private keys of others" in first and "(ca.key, gpu-worker-0.key)" in first
+
+    def test_keys_that_a_launcher_issued_for_its_run_cause_none(self, capfd: pytest.CaptureFixture[str]) -> None:
+        with spawn(["-c", "print('ran')"], {"gpu/0": "gpu", "npu/0": "npu"}, gateways=True) as job:
+            result = job.wait(TIMEOUT_SECONDS)
+        assert [outcome.out for outcome in result.outcomes.values()] == ["ran\n", "ran\n"]
+        assert "private keys" not in capfd.readouterr().err
 
     @pytest.mark.parametrize(
         ("words", "text", "code", "why"),

@@ -156,5 +156,7 @@ def test_table_and_diagram_show_workers_and_links() -> None:
     ]
     assert "cpu, 1 core   954 MiB, 9 GB/s" in str(CLUSTERS)
     assert "gpu -> npu: 60mbit, 20ms, 1%, 0.08 per GB" in str(CLUSTERS)
+    unknown = Clusters((ClusterInfo("local", (WorkerInfo("local/0", "localhost", Device()),)),))
+    assert str(unknown).splitlines()[1].split() == ["local/0", "localhost", "?", "?", "?", "?"]
     assert 'c0 <-->|"60mbit, 20ms, 1%, 0.08 per GB"| c1' in CLUSTERS.to_mermaid()
     assert 'w0_1["gpu/1<br>gpu<br>10 TFLOP/s<br>16 GiB"]' in CLUSTERS.to_mermaid()

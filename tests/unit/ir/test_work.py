@@ -99,6 +99,14 @@ def test_memory_counts_variables_gradients_and_slots(optimizer: Any, times: int)
         assert stage.memory_bytes == activations + (2 + times) * stage.variable_bytes
 
 
+def test_backward_of_a_layer_counts_as_the_layer() -> None:
+    for stage, product in zip(make_plan().stages.values(), ("first", "second"), strict=True):
+        layers = {layer.name: layer for layer in stage.layers}
+        assert layers[product].backward_ops > 0
+        assert layers[product].flops > 2 * (2 * ROWS * WIDTH * WIDTH)  # a product forward, and two backward
+        assert sum(layer.flops for layer in stage.layers if not layer.name) < 0.01 * stage.flops
+
+
 def test_layer_counts_add_up_to_their_stage() -> None:
     for stage in skipping().stages.values():
         for count in ("forward_ops", "backward_ops", "parameters"):
@@ -148,6 +156,8 @@ def test_link_seconds_follow_the_rate() -> None:
     [
         ("model_1/first_1/Tanh", "first"),
         ("nebula/model_1/first_1/Tanh_grad/TanhGrad", "first"),
+        ("gradient_tape/model_1/first_1/MatMul/MatMul_1", "first"),
+        ("gradient_tape/compile_loss/mse/sub/Neg", "compile_loss"),
         ("model_1/block_1/moments/mean", "block"),
         ("model_1/dropout_1_1/stateless_dropout/Mul", "dropout_1"),
         ("compile_loss/mse/Mean", "compile_loss"),

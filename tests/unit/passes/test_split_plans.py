@@ -32,6 +32,7 @@ from whale_nebula.plan.splits import time_collective
 from whale_nebula.runtime.split.groups import LocalGroup
 from whale_nebula.runtime.split.lowering import StageLowering
 from whale_nebula.schedule.lines import Line
+from whale_nebula.scopes.identity import set_clusters
 from whale_nebula.spec import Value
 
 ROWS, CLASSES, WIDTH, COUNT = 12, 1000, 6, 3
@@ -302,6 +303,23 @@ def test_split_inside_a_replica_with_options_is_refused_across_processes(replica
     cut = cut_program(step._step.last.captured.program, [Worker(f"c/{number}", "c", (0,)) for number in range(4)])
     with pytest.raises(NotYetError, match=re.escape(feature)):
         check_devices(cut, lambda op: "", collectives=True)
+
+
+def test_split_without_a_stage_in_local_sgd_is_in_the_cluster_of_its_process() -> None:
+    """A process of the second cluster then places it on its own workers."""
+    kernel = tf.Variable(tf.ones((4, 6)), name="kernel")
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.cluster(), nb.replica(sync_every=2), nb.split(2), tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ kernel) ** 2)
+        kernel.assign_sub(0.1 * tape.gradient(loss, kernel))
+        return loss
+
+    nb.init({"clusters": {"c": {}, "d": {}}})
+    set_clusters({"c": 1, "d": 1}, own="d")
+    (stage,) = nb.plan(step, np.ones((8, 4), "float32")).stages.values()
+    assert stage.cluster == "d"
 
 
 @pytest.mark.grid

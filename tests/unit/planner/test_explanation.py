@@ -14,6 +14,7 @@ import pytest
 
 from tests.golden.files import check_golden
 from whale_nebula.hardware import Clusters
+from whale_nebula.plan.timing import duration
 from whale_nebula.planner.chain import Layers
 from whale_nebula.planner.cluster_costs import Grounds
 from whale_nebula.planner.decision import Decision, describe_excess, slow_down
@@ -103,6 +104,17 @@ def test_step_that_runs_as_traced_has_no_calls_of_stages() -> None:
     slow = decide(slow_down(problem, {0: 2.0}), (ONE,), emulated=True)
     assert slow.seconds_here == pytest.approx(2 * here.seconds_here)
     assert decide(problem, (TWO,), emulated=True).seconds_here >= decide(problem, (TWO,)).chosen.seconds
+
+
+def test_rest_of_a_short_single_stage_is_named() -> None:
+    problem = make_problem()
+    gpu, npu = problem.clusters
+    found = decide(replace(problem, clusters=(replace(gpu, step=1.0), npu)), (ONE,))
+    busy = found.chosen.compute[0]
+    assert busy < 0.5 * found.chosen.seconds
+    rest = duration(found.chosen.seconds - busy)
+    expected = f"Stage gpu computes for {duration(busy)} of it, and updates and calls once per step take {rest}."
+    assert expected in " ".join(found.explain().split())
 
 
 def test_scaled_crossing_halves_the_bytes_of_lines() -> None:

@@ -98,6 +98,17 @@ def test_better_plan_is_taken_only_if_unpinned_and_agreed(
     assert not replace(watch, decision=stays)._will_adopt(better)
 
 
+@pytest.mark.filterwarnings("ignore:.*that nb.auto_parallel predicted:whale_nebula.errors.NebulaWarning")
+def test_stage_of_an_uncut_step_has_the_prediction_of_the_step(cache: Path) -> None:
+    nb.init(CLUSTERS)
+    with nb.auto_parallel(clusters=["gpu"]):
+        train_model()
+    planned = nb.last_report("train_step").planned
+    assert planned is not None and current_run().decisions[0].uncut
+    (stage,) = planned.stages.values()
+    assert (stage.measured, stage.predicted) == (planned.seconds.measured, planned.seconds.predicted)
+
+
 @pytest.mark.grid
 def test_wrong_configured_flops_are_reported_and_corrected(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster that is told a thousand times too fast: the sentence names it, the report has both numbers, and the
