@@ -177,6 +177,14 @@ def run_custom_loop(where: str) -> None:
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return loss
 
+    @nb.function
+    def tie(rows: Any) -> Any:
+        """Read `first` in both clusters, of which only c0 trains it."""
+        with nb.stage(cluster="c0"):
+            hidden = first(rows)
+        with nb.stage(cluster="c1"):
+            return tf.reduce_mean(second(first(rows) + hidden))
+
     def saved(model: Any, name: str) -> bool:
         """Save a model, and check immediately that the files contain it."""
         model.save(folder / f"{name}.keras")
@@ -190,6 +198,7 @@ def run_custom_loop(where: str) -> None:
             == digest_tensors(model.get_weights())
         )
 
+    tied = [float(tie(rows_of_ones))]
     before = float(step(rows_of_ones))
     report_value("weights", {model.name: digest_tensors(model.get_weights()) for model in (first, second)})
     report_value("whole", digest_tensors(whole.get_weights()))
@@ -197,10 +206,13 @@ def run_custom_loop(where: str) -> None:
     report_value("one that no step uses", len(beside.get_weights()) if nb.here().lead else 2)
     checkpoint = tf.train.Checkpoint(first=first, second=second, optimizer=optimizer)
     report_value("checkpoint", read_or_explain(lambda: checkpoint.save(folder / "alone")))
+    tied.append(float(tie(rows_of_ones)))
     with nb.gathered():
         if nb.here().lead:  # variables that are gathered already are not requested again
             report_value("here", len(whole.get_weights()))
             checkpoint.write(folder / "together")
+            tied.append(float(tf.reduce_mean(second(2.0 * first(rows_of_ones)))))
+            report_value("tied", tied)
     losses = [float(step(rows_of_ones)) for _ in range(2)]
     checkpoint.read(str(folder / "together")).assert_consumed()
     report_value("restored", [losses, float(step(rows_of_ones)) == losses[0] < before])
