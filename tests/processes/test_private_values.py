@@ -70,6 +70,7 @@ class TestLoops:
     ) -> None:
         before, after, expected = runs_by_scenario["looping"].reports["c1/0"]["tied"]
         assert after == pytest.approx(expected, rel=1e-5) != before
+        assert runs_by_scenario["looping"].reports["c1/0"]["followed"] is True
 
     def test_saved_files_have_the_whole_model(self, runs_by_scenario: Mapping[str, FinishedRun]) -> None:
         assert runs_by_scenario["looping"].get_common("saved") == [True, True, True]
