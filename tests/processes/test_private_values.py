@@ -65,6 +65,13 @@ class TestLoops:
         weights = runs_by_scenario["looping"].get_common("weights")
         assert runs_by_scenario["looping"].get_common("whole") == [*weights["first"], *weights["second"]]
 
+    def test_cluster_that_reads_a_variable_gets_what_another_one_trained(
+        self, runs_by_scenario: Mapping[str, FinishedRun]
+    ) -> None:
+        before, after, expected = runs_by_scenario["looping"].reports["c1/0"]["tied"]
+        assert after == pytest.approx(expected, rel=1e-5) != before
+        assert runs_by_scenario["looping"].reports["c1/0"]["followed"] is True
+
     def test_saved_files_have_the_whole_model(self, runs_by_scenario: Mapping[str, FinishedRun]) -> None:
         assert runs_by_scenario["looping"].get_common("saved") == [True, True, True]
         assert runs_by_scenario["looping"].get_common("one that no step uses") == 2

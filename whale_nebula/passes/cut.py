@@ -183,6 +183,30 @@ class Cutter:
         for number in (*reversed(range(rounds)), FIRST_ROUND):
             for worker in self._workers:
                 self._walk(Key("update", phase, worker, number))
+        self._check_order(phase)
+
+    def _check_order(self, phase: int) -> None:
+        """Refuse an update whose rounds wait for each other: two workers that read what the other one has written."""
+        waits: dict[Key, set[Key]] = {}
+        for (value, source, reader), at in self.crossings.items():
+            if at == phase and value not in self.early and value not in self.update_readers:
+                made = Key("update", phase, source, self.homes.round_of(value.op, source))
+                for key in self.drafts:
+                    if key[:3] == ("update", phase, reader) and value in self.drafts[key].feeds:
+                        waits.setdefault(key, set()).add(made)
+        for key in [*waits]:
+            reached, pending = set[Key](), [*waits[key]]
+            while pending:
+                each = pending.pop()
+                if each not in reached:
+                    reached.add(each)
+                    pending += waits.get(each, ())
+            if key in reached:
+                raise NotYetError(
+                    "an update in which two clusters read what the other one has written",
+                    why="each waits for the other",
+                    mend="write the variables of one of the clusters in a step of its own",
+                )
 
     def _can_assert_early(self, check: Op, worker: int) -> bool:
         """Whether a worker can make an assertion before an update begins, as it has all inputs by then."""

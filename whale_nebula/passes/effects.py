@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from whale_nebula.ir.graph import CAPTURE, Graph, Op
+from whale_nebula.ir.program import Program
 from whale_nebula.spec import Value
 
 STATEFUL_DRAWS = frozenset({
@@ -104,6 +105,13 @@ def find_written_handles(op: Op, graph: Graph) -> tuple[int, ...]:
     """The captured handles that an effect may write."""
     handles = (op.inputs[position].op for position in find_written_inputs(op, graph))
     return tuple(handle for handle in handles if graph.ops[handle].role == CAPTURE)
+
+
+def list_written_variables(program: Program) -> frozenset[str]:
+    """The paths of the variables that a program may write."""
+    effects = (op for op in program.graph.ops if is_effect(op, program.graph))
+    written = {handle for op in effects for handle in find_written_handles(op, program.graph)}
+    return frozenset(variable.path for op, variable in program.variable_ops.items() if op in written)
 
 
 _PYTHON_OPS = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})

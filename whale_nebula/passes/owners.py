@@ -9,7 +9,7 @@ computed by all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from whale_nebula.errors import NotYetError
@@ -199,10 +199,26 @@ class Homes:
                 for mate in mates[worker] if op.index in updating else ():
                     last = self._last_rounds.get((phase, mate), 0)
                     self._last_rounds[phase, mate] = max(last, self._rounds_by_op[op.index, worker])
-        late = graph.descend(self.parts.effects, control=True) & updating
-        for index, worker in self._rounds_by_op:
-            if index in late:
-                self._rounds_by_op[index, worker] = self._last_rounds[self.parts.phase(index), worker]
+        self._number_late_ops(graph.descend(self.parts.effects, control=True) & updating)
+
+    def _number_late_ops(self, late: Set[int]) -> None:
+        """Let ops that are effects, or follow one, wait for the last round, which comes after that of another worker if
+        one of them reads what that has written.
+        """
+        for _ in range(self.workers):
+            for index, worker in self._rounds_by_op:
+                if index in late:
+                    self._rounds_by_op[index, worker] = self._last_rounds[self.parts.phase(index), worker]
+            before = dict(self._last_rounds)
+            for index, worker in self._rounds_by_op:
+                phase = self.parts.phase(index)
+                for value in self.program.graph.ops[index].inputs if index in late else ():
+                    home = self.home_of(value.op)
+                    if value.op in late and self.parts.phase(value.op) == phase and worker not in home:
+                        ready = 1 + self.round_of(value.op, min(home))
+                        self._last_rounds[phase, worker] = max(self._last_rounds[phase, worker], ready)
+            if self._last_rounds == before:
+                return
 
     def _find_joint_workers(self) -> list[WorkerSet]:
         """By worker, the workers that run split stages together with it, transitively."""

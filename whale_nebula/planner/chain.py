@@ -140,6 +140,7 @@ class _ChainBuilder:
         self.batch = self.program.of_batch
         self.requests = self.program.requests[:1]
         self.backward_ops = {op for request in self.program.requests for op in request.backward}
+        self.effects = [op for op in self.graph.ops if is_effect(op, self.graph) and op.index not in self.backward_ops]
 
     def build(self) -> Layers | None:
         """Order the forward, divide it into blocks, and compute their work."""
@@ -181,10 +182,10 @@ class _ChainBuilder:
 
     # ------------------------------------------------------------------ order
     def _list_end_ops(self) -> list[int]:
-        """The final ops of the forward."""
+        """The final ops of the forward; without gradients these include writes, as an evaluation's to its metrics."""
         if self.requests:
             return [value.op for request in self.program.requests for value in request.targets]
-        return [value.op for value in self.program.returns]
+        return [value.op for value in self.program.returns] + [op.index for op in self.effects]
 
     def _order_ops(self) -> list[int]:
         """The ops of the forward that depend on the batch, each just before it is needed; of an op's inputs the one
@@ -216,7 +217,7 @@ class _ChainBuilder:
         for op in self.graph.ops:
             handle = op.inputs[0].op if is_read(op) and op.inputs else -1
             variable = self.program.variable_ops.get(handle)
-            if variable is None or op.index in self.backward_ops:
+            if variable is None or variable.metric or op.index in self.backward_ops:
                 continue
             number = seen.get(variable.path, 0)
             seen[variable.path] = number + 1
@@ -421,11 +422,7 @@ class _ChainBuilder:
 
     def _forbid_cuts_of_state(self, cuttable: np.ndarray, readers: dict[str, set[int]]) -> None:
         """Forbid cuts between two blocks that share a variable that the forward writes: a seed, or statistics."""
-        written = {
-            handle for op in self.graph.ops if op.index not in self.backward_ops and is_effect(op, self.graph)
-            for handle in find_written_handles(op, self.graph)
-        }  # fmt: skip
-        for handle in written:
+        for handle in {handle for op in self.effects for handle in find_written_handles(op, self.graph)}:
             variable = self.program.variable_ops.get(handle)
             blocks = readers.get(variable.path, set()) if variable is not None and not variable.metric else set()
             if len(blocks) > 1 and variable is not None and not variable.trainable:

@@ -42,9 +42,9 @@ class Decision:
     for `clusters`, which share the cores of one process if they are `emulated`, and some of which have `measured` its
     blocks. `slowness` is the measured computing time of a cluster relative to its rates. A decision that `replaces`
     another one was made while that ran; `replan` allows it to be replaced, and `measured_shapes` has the seconds of
-    plans that ran earlier. `purpose` is that of the step's options, for which it was made. `planning_input` is what the
-    problem was built from; in an elastic run there are `resizes`, the numbers of workers that it may get next.
-    `found_on` is the date on which the candidates were found in advance.
+    plans that ran earlier. `purpose` is that of the step's options, for which it was made, and `trains` whether the
+    step takes gradients. `planning_input` is what the problem was built from; in an elastic run there are `resizes`,
+    the numbers of workers that it may get next. `found_on` is the date on which the candidates were found in advance.
     """
 
     layers: Layers
@@ -64,6 +64,7 @@ class Decision:
     measured_shapes: Mapping[Shape, float] = field(default_factory=dict)
     replaces: Decision | None = None
     purpose: str = ""
+    trains: bool = True
     planning_input: PlanningInput | None = None
     resizes: tuple[PlannedResize, ...] = ()
     found_on: str = ""

@@ -59,11 +59,13 @@ def capture_planned(
     def capture_with(decision: Decision) -> Captured:
         return _capture_stages(first, decision, limits, call, layout, homes, options)
 
-    decision, plan_purpose, before = _find_decision(run, first), current_step_options().plan, None
-    if decision is not None and plan_purpose and decision.purpose != plan_purpose:
-        decision, before = None, decision
+    purpose, trains = current_step_options().plan, bool(first.program.requests)
+    before = _list_decisions(run, first)
+    decision = next(
+        (each for each in before if each.purpose == (purpose or each.purpose) and each.trains >= trains), None
+    )
     if decision is not None:
-        if decision.replaces is None or decision.program != name:
+        if decision.replaces is None or not decision.replaces.trains or decision.program != name:
             return _reuse_decision(decision, first, capture_with, limits, shapes, run)
         try:
             recaptured = capture_with(decision)
@@ -87,9 +89,9 @@ def capture_planned(
         found, decision, refused = _try_stages(capture_with, decision, shapes, run)
         if refused is not None:
             decision = decide_after_refusal(decision, limits, refused)
-    decision = replace(decision, purpose=plan_purpose, replaces=before)
+    decision = replace(decision, purpose=purpose, trains=trains, replaces=before[0] if before else None)
     found = replace(found, decision=decision)
-    run.decisions[:] = [*(each for each in run.decisions if each is not before), decision]
+    run.decisions[:] = [*(each for each in run.decisions if not each.is_current(before)), decision]
     advance = f", in advance on {decision.found_on}" * bool(decision.found_on)
     _LOG.info("%s is planned by nb.auto_parallel%s:\n%s", name, advance, decision.considered[0])
     return found
@@ -138,13 +140,10 @@ def _restore_previous_plan(run: Run, refused: Decision, before: Decision) -> Dec
     return stays
 
 
-def _find_decision(run: Run, captured: Captured) -> Decision | None:
-    """An earlier decision for the step's variables: a model is evaluated with the stages of its training."""
-    handles = handles_of(captured)
-    for decision in run.decisions:
-        if any(decision.handles.get(handle) == path for handle, path in handles.items()):
-            return decision
-    return None
+def _list_decisions(run: Run, captured: Captured) -> list[Decision]:
+    """The earlier decisions for any of the step's variables: a model is evaluated with the stages of its training."""
+    handles = handles_of(captured).items()
+    return [each for each in run.decisions if any(each.handles.get(handle) == path for handle, path in handles)]
 
 
 def shapes_of_batch(layout: Signature, tensors: Sequence[Any] | None) -> list[tuple[int, ...]]:

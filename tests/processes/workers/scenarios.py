@@ -164,18 +164,28 @@ def run_custom_loop(where: str) -> None:
     second = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)], name="second")
     whole = keras.Sequential([first, second])
     beside = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
-    optimizer = keras.optimizers.SGD(0.05)
+    optimizer, follower = keras.optimizers.SGD(0.05), tf.Variable(tf.zeros([4, 8]))
 
     @nb.function
     def step(rows: Any) -> Any:
+        """Train, and let a variable in c1 follow what the update has written in c0."""
         with tf.GradientTape() as tape:
             with nb.stage(cluster="c0"):
                 hidden = first(rows)
             with nb.stage(cluster="c1"):
-                loss = tf.reduce_mean(second(hidden) ** 2)
+                loss = tf.reduce_mean(second(hidden + tf.matmul(rows, follower)) ** 2)
         variables = whole.trainable_variables
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        follower.assign(0.5 * follower + 0.5 * first.variables[0])
         return loss
+
+    @nb.function
+    def tie(rows: Any) -> Any:
+        """Read `first` in both clusters, of which only c0 trains it."""
+        with nb.stage(cluster="c0"):
+            hidden = first(rows)
+        with nb.stage(cluster="c1"):
+            return tf.reduce_mean(second(first(rows) + hidden))
 
     def saved(model: Any, name: str) -> bool:
         """Save a model, and check immediately that the files contain it."""
@@ -190,17 +200,22 @@ def run_custom_loop(where: str) -> None:
             == digest_tensors(model.get_weights())
         )
 
+    tied = [float(tie(rows_of_ones))]
     before = float(step(rows_of_ones))
     report_value("weights", {model.name: digest_tensors(model.get_weights()) for model in (first, second)})
     report_value("whole", digest_tensors(whole.get_weights()))
     report_value("saved", [saved(first, "first"), saved(second, "second"), saved(whole, "whole")])
     report_value("one that no step uses", len(beside.get_weights()) if nb.here().lead else 2)
-    checkpoint = tf.train.Checkpoint(first=first, second=second, optimizer=optimizer)
+    checkpoint = tf.train.Checkpoint(first=first, second=second, optimizer=optimizer, follower=follower)
     report_value("checkpoint", read_or_explain(lambda: checkpoint.save(folder / "alone")))
+    tied.append(float(tie(rows_of_ones)))
     with nb.gathered():
         if nb.here().lead:  # variables that are gathered already are not requested again
             report_value("here", len(whole.get_weights()))
             checkpoint.write(folder / "together")
+            tied.append(float(tf.reduce_mean(second(2.0 * first(rows_of_ones)))))
+            report_value("tied", tied)
+            report_value("followed", bool(tf.reduce_all(follower == 0.5 * first.variables[0])))
     losses = [float(step(rows_of_ones)) for _ in range(2)]
     checkpoint.read(str(folder / "together")).assert_consumed()
     report_value("restored", [losses, float(step(rows_of_ones)) == losses[0] < before])

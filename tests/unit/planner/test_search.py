@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import keras
@@ -210,6 +210,21 @@ def test_dependent_step_has_no_predicted_seconds(made: list[str]) -> None:
     assert plan.predicted is None and "predicted" not in plan.to_text()
     explanation = " ".join(plan.explain().split())
     assert "runs with the stages that" in explanation and "train_step, which has the same variables" in explanation
+
+
+def test_training_is_planned_after_a_prediction(made: list[str]) -> None:
+    """A prediction needs less memory: the stages that are chosen for it are too few for training."""
+    nb.init(CONFIG)
+    with nb.auto_parallel(memory="10KiB"):
+        layers = [keras.layers.Dense(16) for _ in range(3)]
+        found, stages = keras.Sequential([keras.Input((8,)), *layers, keras.layers.Dense(1)]), []
+        found.compile("adam", "mse")
+        for run in (found.predict, partial(found.fit, y=Y[:8]), found.predict, found.predict):
+            run(X[:8], verbose=0)
+            stages.append(len(nb.last_report().stages))
+        plan = nb.plan(found, X[:8], Y[:8])
+    assert made == ["predict_step", "train_step", "predict_step"] and stages == [1, 2, 2, 2]
+    assert plan.predicted is not None and max(plan.predicted.memory.values()) <= 10 * 1024
 
 
 # -------------------- A replicated body and a sharded head on the same workers, as the planner finds them

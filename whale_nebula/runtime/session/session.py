@@ -49,7 +49,7 @@ from whale_nebula.faults import failpoint
 from whale_nebula.feed.checks import is_same
 from whale_nebula.ir.canonical import digest_lines, find_first_difference
 from whale_nebula.ir.cut import Cut
-from whale_nebula.passes.effects import find_written_handles, is_effect
+from whale_nebula.passes.effects import list_written_variables
 from whale_nebula.runtime.exchange.admission import Admission
 from whale_nebula.runtime.session.absences import Absences
 from whale_nebula.site import script_site
@@ -489,9 +489,8 @@ def checksum_variables(
 
 def list_settings(cut: Cut) -> tuple[str, ...]:
     """The variables of one number that all workers hold and that the step only reads, such as a learning rate."""
-    graph, workers = cut.program.graph, {each.name for each in cut.workers}
-    written = {handle for op in graph.ops if is_effect(op, graph) for handle in find_written_handles(op, graph)}
-    read = (each.path for op, each in cut.program.variable_ops.items() if op not in written and each.spec.shape == ())
+    workers, written = {each.name for each in cut.workers}, list_written_variables(cut.program)
+    read = (each.path for each in cut.program.variables if each.path not in written and each.spec.shape == ())
     return tuple(sorted(path for path in read if workers <= {*cut.variable_workers.get(path, ())}))
 
 

@@ -18,6 +18,7 @@ from whale_nebula.feed.checks import compute_fingerprints, find_absent
 from whale_nebula.feed.inputs import Batch, StepInputs, count_micro_batch_rows, cut, take_inputs
 from whale_nebula.ir.cut import Cut
 from whale_nebula.launch.worker_exit import exit_agreement
+from whale_nebula.passes.effects import list_written_variables
 from whale_nebula.passes.readings import check_absent_inputs, find_rows_read
 from whale_nebula.passes.replicas import find_replica_sums
 from whale_nebula.report.records import LinkReport, RemoteMeasurements, StageReport, WorkerReport
@@ -155,6 +156,7 @@ class DistributedStep(ActorStep):
     check_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-agree"))
     receive_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-later"))
     _running_step: RunningStep | None = None
+    _known_changes: int = -1
 
     def __post_init__(self) -> None:
         cut, here = self.compiled.cut, self.session.worker
@@ -172,6 +174,7 @@ class DistributedStep(ActorStep):
         self.held_paths = frozenset(v for v in self.variables if here in cut.variable_workers.get(v, ()))
         self.held_bytes = count_bytes(self.variables[path] for path in self.held_paths)
         self.reads = find_rows_read(cut, here)
+        self.all_written = list_written_variables(cut.program)
         self.written_paths = [v for v in cut.forward_written if here in cut.variable_workers.get(v, ())]
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
@@ -202,8 +205,16 @@ class DistributedStep(ActorStep):
         """
         self.session.fail(failure, last=current_run().checkpoints is not None and not self.torn)
 
+    def _prepare_variables(self) -> None:
+        """Prepare the variables if a program has changed their holders since the last step."""
+        ledger = current_run().ledger
+        if self.leaves and ledger.changes != self._known_changes:
+            ledger.prepare_step(self.variables, self.compiled.cut.variable_workers, self.all_written)
+            self._known_changes = ledger.changes
+
     def _run(self, tensors: Sequence[Any]) -> StepOutcome:
         program = self.compiled.cut.program
+        self._prepare_variables()
         self._check_absent_inputs(find_absent(tensors))
         counts = count_micro_batch_rows(program.leaves, tensors, program.pipeline.micro_batch)
         rows = count_known_rows(program.leaves, tensors, counts)

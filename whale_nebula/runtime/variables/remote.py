@@ -48,7 +48,7 @@ class VariablePiece(Protocol):
 @dataclass
 class HeldVariable:
     """A variable that programs of this run touch, and the workers that hold it: completely, or a `piece` each. Its
-    `layout` is the same in every process.
+    `layout` is the same in every process. It is `copied` if some of the holders have values of their own.
     """
 
     path: str
@@ -56,6 +56,7 @@ class HeldVariable:
     holders: tuple[str, ...]
     piece: VariablePiece | None = None
     layout: Layout = WHOLE_LAYOUT
+    copied: bool = False
 
 
 class Transfer(NamedTuple):
@@ -75,7 +76,8 @@ class Ledger:
     Variables are held until the run is closed, including those of dropped models: Python frees them at different times
     in each process, and exchanges require the same list in all. With `keeps_own_weights` no values are exchanged: each
     process keeps its own parts (`weights: own`). `collectives` are TensorFlow's, between the workers of this process's
-    cluster. `last_decision` is the planner's decision that last moved all variables of a program.
+    cluster. `last_decision` is the planner's decision that last moved all variables of a program; `changes` counts the
+    changes of holders.
     """
 
     session: Session
@@ -85,6 +87,7 @@ class Ledger:
     exchanges: int = 0
     whole: set[int] = field(default_factory=set)
     last_decision: Any = None
+    changes: int = 0
 
     def settle(
         self,
@@ -102,10 +105,38 @@ class Ledger:
         self._share([entry for entry in new if len(entry.holders) > 1 and entry.path not in parted])
         for entry in new:
             entry.holders = tuple(dict.fromkeys([*entry.holders, *copied]))
-            entry.layout = parted.get(entry.path, WHOLE_LAYOUT)
+            entry.layout, entry.copied = parted.get(entry.path, WHOLE_LAYOUT), bool(copied)
             self.variables[id(entry.variable)] = entry
             if self.session.worker not in entry.holders:
                 empty(entry)
+        self.changes += 1
+
+    def prepare_step(
+        self, variables: Mapping[str, Any], holders_by_path: Mapping[str, Sequence[str]], written: Collection[str]
+    ) -> None:
+        """Prepare a step of a program whose variables other programs may have changed: those that some of its workers
+        no longer hold are sent to them, and other workers free those that it writes, because their values would be out
+        of date. Collective.
+        """
+        known = {path: self.variables.get(id(variable)) for path, variable in variables.items()}
+        found = {
+            path: entry
+            for path, entry in known.items()
+            if entry is not None and not entry.copied and entry.layout == WHOLE_LAYOUT
+        }
+        lacking = {path for path, entry in found.items() if set(holders_by_path[path]) - set(entry.holders)}
+        if lacking:
+            if self.keeps_own_weights:
+                path = min(lacking)
+                raise _placement_error(path, found[path].holders, holders_by_path[path])
+            self.move(variables, {path: holders_by_path[path] for path in lacking}, rest=False)
+        for path in found.keys() & written:
+            entry, holders = found[path], tuple(holders_by_path[path])
+            if set(entry.holders) - set(holders):
+                entry.holders = holders
+                if self.session.worker not in holders:
+                    empty(entry)
+                self.changes += 1
 
     def expect(
         self,
@@ -152,6 +183,7 @@ class Ledger:
             entry.holders = to
             if here not in to:
                 empty(entry)
+        self.changes += 1
 
     def distribute_pieces(self, slot: int, variable: Any, take: Callable[[str], Any]) -> Any:
         """The piece of a variable for this worker: its first holder sends the others their pieces, one after the other.
@@ -217,13 +249,7 @@ class Ledger:
     def _check(self, entry: HeldVariable) -> None:
         before = self.variables.get(id(entry.variable))
         if before is not None and self.session.worker in set(entry.holders) - set(before.holders):
-            raise PlanError(
-                f"variable {entry.path!r} is on {', '.join(before.holders)}, but this program needs it on "
-                f"{', '.join(entry.holders)} as well",
-                where=entry.path,
-                why="an earlier program of this run placed it on one cluster, and variables cannot move",
-                mend="assign its layer to the same stage in all programs",
-            )
+            raise _placement_error(entry.path, before.holders, entry.holders)
 
     def _share(self, variables: Sequence[HeldVariable]) -> None:
         self.exchanges += 1
@@ -326,6 +352,15 @@ class Ledger:
         for slot, entry in enumerate(chosen):
             if here not in entry.holders:
                 fill(entry, self._receive(slot, entry))
+
+
+def _placement_error(path: str, holders: Sequence[str], needed: Sequence[str]) -> PlanError:
+    return PlanError(
+        f"variable {path!r} is on {', '.join(holders)}, but this program needs it on {', '.join(needed)} as well",
+        where=path,
+        why="an earlier program of this run placed it on one cluster, and variables cannot move",
+        mend="assign its layer to the same stage in all programs",
+    )
 
 
 @contextlib.contextmanager
