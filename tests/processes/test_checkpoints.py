@@ -50,7 +50,9 @@ def read_result(found: FinishedRun) -> dict[str, Any]:
     return {name: found.get_common(name) for name in ("history", "weights")}
 
 
-@pytest.mark.parametrize("kills", [FAULTS, pytest.param(MORE_FAULTS, marks=pytest.mark.grid)], ids=len)
+@pytest.mark.parametrize(
+    "kills", [FAULTS, pytest.param(MORE_FAULTS, marks=[pytest.mark.grid, pytest.mark.timeout(900)])], ids=len
+)
 def test_repeated_kills_do_not_change_the_result(undisturbed: FinishedRun, tmp_path: Path, kills: list[str]) -> None:
     resumed_steps, saved = [0], 0
     for fault in [*kills, "-"]:
