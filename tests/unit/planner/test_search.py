@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import whale_nebula as nb
 from tests.parity_harness import data
 from tests.unit.planner.problems import draw_problem, find_best
+from whale_nebula.errors import NebulaWarning
 from whale_nebula.planner.problem import Candidate, Chain, ClusterCosts, Options, Part, Problem, Shape
 from whale_nebula.planner.score import score
 from whale_nebula.planner.search import SearchResult, search
@@ -215,7 +217,7 @@ def test_dependent_step_has_no_predicted_seconds(made: list[str]) -> None:
 def test_training_is_planned_after_a_prediction(made: list[str]) -> None:
     """A prediction needs less memory: the stages that are chosen for it are too few for training."""
     nb.init(CONFIG)
-    with nb.auto_parallel(memory="10KiB"):
+    with nb.auto_parallel(memory="10KiB", micro_batch=4):
         layers = [keras.layers.Dense(16) for _ in range(3)]
         found, stages = keras.Sequential([keras.Input((8,)), *layers, keras.layers.Dense(1)]), []
         found.compile("adam", "mse")
@@ -223,7 +225,10 @@ def test_training_is_planned_after_a_prediction(made: list[str]) -> None:
             run(X[:8], verbose=0)
             stages.append(len(nb.last_report().stages))
         plan = nb.plan(found, X[:8], Y[:8])
-    assert made == ["predict_step", "train_step", "predict_step"] and stages == [1, 2, 2, 2]
+        with warnings.catch_warnings():  # nobody has requested micro-batches
+            warnings.simplefilter("error", NebulaWarning)
+            found.evaluate(X[:1], Y[:1], verbose=0)
+    assert made == ["predict_step", "train_step", "predict_step", "test_step"] and stages == [1, 2, 2, 2]
     assert plan.predicted is not None and max(plan.predicted.memory.values()) <= 10 * 1024
 
 

@@ -183,7 +183,7 @@ class Engine:
             now.micro_batches = 0
         self.steps += 1
         self._log(outcome.compression_lines)
-        if self.steps == 1:
+        if self.steps == 1 and self.captured.decision is None:
             warn_if_few_rows(self.cut.program, self.name, len(outcome.counts), sum(outcome.counts))
         xla_notes = () if self.xla is None else self.xla.notes
         workers = {self.worker: measure_memory(self._held_bytes), **outcome.elsewhere.workers}
