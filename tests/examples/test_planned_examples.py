@@ -96,6 +96,8 @@ PLANNED_EXAMPLES = [
             ("tape, nb.cluster(), nb.compress(fp16=True):", "tape:"),
             ("    @nb.function\n", "    AUTO\n\n    @nb.function\n"),
             (", around=lambda name: around(name, options))", ")"),
+            # a cut may divide the discriminator, which one process reads after the run
+            ("    if not kept:\n", "    if not alone or not kept:\n"),
         ],
         r"step 6, .*corrected (\d\.\d+)",
         "bits per token were sent",
