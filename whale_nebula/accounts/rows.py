@@ -16,7 +16,7 @@ import hashlib
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -74,7 +74,7 @@ class SignedRows:
         if not path.exists() and (self._authority is None or self._read_highest_number()):
             raise self._missing_error()
         try:
-            with self._hold_lock():  # no other process makes the file meanwhile
+            with self._hold_lock(), ExitStack() as opened:  # no other process makes the file meanwhile
                 if self._authority is not None:
                     path.touch(files.SECRET)
                 self.database = sqlite3.connect(
@@ -84,9 +84,11 @@ class SignedRows:
                     isolation_level=None,
                     timeout=_BUSY_SECONDS,
                 )
+                opened.callback(self.database.close)
                 self.database.execute("pragma foreign_keys = on")
                 self.database.execute("pragma synchronous = extra")
                 fresh = self._make_tables()
+                opened.pop_all()
         except (OSError, sqlite3.Error) as error:
             raise AccountError("cannot open the registry", where=str(path), why=str(error)) from None
         if fresh and self._authority is not None:

@@ -230,7 +230,7 @@ Points = dict[int, float]
 """Seconds by the rows of the batch."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MeasuredBlocks:
     """Two numbers for each block, the seconds of a call and of each row, and last for all blocks together; NaN if not
     measured. `fused` is for all blocks with forward and backward as one function. `adding` are the seconds of adding

@@ -23,7 +23,7 @@ MANY = 128
 """The number of workers from which on fewer numbers of micro-batches are tried."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ClusterCosts:
     """A cluster for the planner: number of workers, their speed, and the memory of each.
 
@@ -59,7 +59,7 @@ class Way(NamedTuple):
     shards: int = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CodecCosts:
     """Costs of crossing at each cut with a codec: bytes per row forward (`sent_bytes`) and backward (`returned_bytes`),
     and `seconds` a row of one core for four operations: to encode and to decode the activation, and to encode and to
@@ -72,7 +72,7 @@ class CodecCosts:
     seconds: Array
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Chain:
     """The blocks of a program.
 

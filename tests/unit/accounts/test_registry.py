@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shutil
 import sqlite3
@@ -279,7 +280,7 @@ def test_refused_login_reveals_no_reason_by_text_or_work(
     prepared, hashed = prepare(registry, clock), []
 
     def number() -> int:
-        with sqlite3.connect(folder / FILE) as database:
+        with contextlib.closing(sqlite3.connect(folder / FILE)) as database:
             return int(database.execute("select value from about where name = 'number'").fetchone()[0])
 
     first_number = number()
