@@ -117,8 +117,11 @@ def test_external_change_of_registry_is_detected(query: str, running: bool, regi
 
 def test_older_copy_of_registry_is_refused(registry: Registry, folder: Path) -> None:
     restore_file_after(folder, lambda: registry.set_state("ana", DISABLED))
-    with pytest.raises(AccountError, match=r"its number is \d+, but this host has seen number \d+"):
-        Registry(folder, authority.load(folder)).find("ana")
+    with (
+        contextlib.closing(Registry(folder, authority.load(folder))) as opened,
+        pytest.raises(AccountError, match=r"its number is \d+, but this host has seen number \d+"),
+    ):
+        opened.find("ana")
 
 
 def test_missing_registry_is_not_recreated(registry: Registry, folder: Path) -> None:
@@ -131,8 +134,11 @@ def test_missing_registry_is_not_recreated(registry: Registry, folder: Path) -> 
 def test_registry_of_another_authority_is_refused(registry: Registry, folder: Path, tmp_path: Path) -> None:
     authority.create(tmp_path / "other", Authority.create("mt", {}))
     shutil.copy(folder / FILE, tmp_path / "other")
-    with pytest.raises(AccountError, match="authority's key"):
-        Registry(tmp_path / "other", authority.load(tmp_path / "other")).find("ana")
+    with (
+        contextlib.closing(Registry(tmp_path / "other", authority.load(tmp_path / "other"))) as opened,
+        pytest.raises(AccountError, match="authority's key"),
+    ):
+        opened.find("ana")
 
 
 def test_registry_file_is_private_and_has_no_plain_password(registry: Registry, folder: Path) -> None:
