@@ -68,8 +68,9 @@ def owner(tmp_path: Path) -> Iterator[Owner]:
     registry = Registry(home / "certs", authority.load(home / "certs"), lambda: clock[0])
     for account in ("ana", "bob"):
         registry.add(account, workers=4)
-    yield Owner(home, registry, signer, clock)
-    registry.close()
+    owner = Owner(home, registry, signer, clock)
+    yield owner
+    owner.registry.close()  # a test may have opened it again
 
 
 def certify(owner: Owner, account: str, folder: Path, *, signer: Authority | None = None, **more: Any) -> Files:

@@ -45,7 +45,7 @@ def make_exchanging_basis(*what: str) -> Basis:
 
 def make_one_cluster_basis() -> Basis:
     """Two stages of one cluster in several processes, which exchange something once a step."""
-    given = make_basis(paced=False)
+    given = make_basis(npu=0.031, paced=False)
     (phase,) = given.phases
     hops = {pair: replace(hop, forward_line=None, backward_line=None) for pair, hop in phase.hops.items()}
     exchange = ((ExchangeTransfer(Line("gpu->gpu"), 100.0, ("results",)),),)
