@@ -363,7 +363,7 @@ class Checkpoints:
         if title != self.position.program:
             return
         position = self.position
-        batch = position.batch + batches if position.fit and not position.ended else 0
+        batch = position.batch + batches if self._is_in_fit else 0
         self.position, self._logs = replace(position, step=position.step + 1, batch=batch), logs
         self.script_state.count_step()
         if self.run.alone:
