@@ -13,7 +13,7 @@ import pytest
 
 import whale_nebula as nb
 from tests.processes.translator import INPUTS, exercise_translator
-from tests.processes.two_cluster_model import X, Y, build_model, fit, summarize_rows, to_hex
+from tests.processes.two_cluster_model import X, Y, build_model, fit, summarize_rows, to_hex, train_in_turn
 from tests.processes.worker_reports import digest_tensors
 from tests.processes.worker_runs import SEED, FinishedRun, run_scenarios
 
@@ -31,6 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def runs_by_scenario(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Mapping[str, FinishedRun]:
     scenarios = {
         "looping": ["run_custom_loop", tmp_path_factory.mktemp("loop")],
+        "moving": ["move_variables"],
         "owner": ["keep_results"],
         "sides": ["train_on_own_side"],
         "own": ["keep_weights", folder],
@@ -71,6 +72,15 @@ class TestLoops:
         before, after, expected = runs_by_scenario["looping"].reports["c1/0"]["tied"]
         assert after == pytest.approx(expected, rel=1e-5) != before
         assert runs_by_scenario["looping"].reports["c1/0"]["followed"] is True
+
+    def test_programs_place_variables_in_other_clusters_in_turn(
+        self, runs_by_scenario: Mapping[str, FinishedRun]
+    ) -> None:
+        nb.shutdown()
+        keras.utils.set_random_seed(SEED)
+        with nb.init(links="10gbit,0ms"):
+            expected = train_in_turn()
+        assert runs_by_scenario["moving"].get_common("moved") == expected
 
     def test_saved_files_have_the_whole_model(self, runs_by_scenario: Mapping[str, FinishedRun]) -> None:
         assert runs_by_scenario["looping"].get_common("saved") == [True, True, True]

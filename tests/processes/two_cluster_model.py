@@ -55,6 +55,33 @@ def summarize_rows(rows: Any) -> Any:
             return {"low": low, "doubled": doubled, "high": high, "mean": tf.reduce_mean(doubled**2)}
 
 
+def train_in_turn() -> dict[str, Any]:
+    """Train two layers by programs that place them in other clusters, and evaluate them in between."""
+    first, second = keras.layers.Dense(8, activation="relu", name="first"), keras.layers.Dense(3, name="second")
+    optimizer = keras.optimizers.Adam(0.01)
+
+    def make_step(own: str, other: str, *, trains: bool) -> Any:
+        def step(rows: Any, wanted: Any) -> Any:
+            with tf.GradientTape() as tape:
+                with nb.stage(cluster=own):
+                    hidden = first(rows)
+                with nb.stage(cluster=other):
+                    loss = tf.reduce_mean((second(hidden) - wanted) ** 2)
+            if trains:
+                variables = [*first.trainable_variables, *second.trainable_variables]
+                optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+            return loss
+
+        return nb.function(step)
+
+    whole, cut = make_step("c1", "c1", trains=True), make_step("c0", "c1", trains=True)
+    reverse, score = make_step("c1", "c0", trains=True), make_step("c0", "c0", trains=False)
+    losses = [float(step(X, Y)).hex() for step in (whole, cut, score, cut, reverse, score, whole, cut)]
+    with nb.gathered():
+        weights = [*first.variables, *second.variables, *optimizer.variables]
+        return {"losses": losses, "weights": digest_tensors(weights)}
+
+
 def exercise_model(folder: Path) -> tuple[keras.Model, dict[str, Any]]:
     """Build, train, evaluate, predict, read and save."""
     model = build_model(adam=True)

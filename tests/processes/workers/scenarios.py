@@ -17,7 +17,16 @@ import tensorflow as tf
 import whale_nebula as nb
 from tests.processes import three_stage_models
 from tests.processes.translator import INPUTS, exercise_translator
-from tests.processes.two_cluster_model import X, Y, build_model, exercise_model, fit, summarize_rows, to_hex
+from tests.processes.two_cluster_model import (
+    X,
+    Y,
+    build_model,
+    exercise_model,
+    fit,
+    summarize_rows,
+    to_hex,
+    train_in_turn,
+)
 from tests.processes.worker_reports import digest_tensors, report_value
 from tests.processes.worker_runs import open_next_run, run_selected
 from whale_nebula.errors import CollectiveReadError
@@ -80,6 +89,12 @@ def keep_results() -> None:
     found = summarize_rows(X[:7])
     report_value("function", {name: digest_or_refusal(value) for name, value in found.items()})
     report_value("said", {name: repr(value) for name, value in found.items()})
+
+
+def move_variables() -> None:
+    """Train the same layers in other clusters in turn."""
+    nb.init()
+    report_value("moved", train_in_turn())
 
 
 WIDTH = 1600  # 2 kernels of 10 MB, and two slots of Adam for each
@@ -519,7 +534,7 @@ def run_mismatches(folder: str) -> None:
 if __name__ == "__main__":
     run_selected(
         (
-            report_held_variables, keep_results, keep_weights, run_custom_loop, run_file_callbacks, run_ahead,
-            report_results, train_on_own_side, run_mismatches,
+            report_held_variables, keep_results, move_variables, keep_weights, run_custom_loop, run_file_callbacks,
+            run_ahead, report_results, train_on_own_side, run_mismatches,
         )
     )  # fmt: skip

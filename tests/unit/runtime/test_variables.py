@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable
@@ -14,7 +15,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from whale_nebula.errors import CollectiveReadError, OptionError
+from whale_nebula.errors import CollectiveReadError, OptionError, PlanError
+from whale_nebula.ir.layout import SPLIT, Layout
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.runtime.variables.remote import (
     HeldVariable,
@@ -213,3 +215,25 @@ def test_save_own_and_load_own_use_the_file_of_the_cluster(tmp_path: Path) -> No
     assert all(np.array_equal(v.numpy(), was) for v, was in zip(list_values(whole)[2:], expected, strict=True))
     with pytest.raises(CollectiveReadError, match="no process may gather the whole model"), ledger.gather():
         pass
+
+
+@pytest.mark.parametrize(
+    ("holder", "own", "apart", "reason"),
+    [
+        ({}, True, False, "with 'weights: own' in the config"),
+        ({"layout": Layout(SPLIT, 0)}, False, False, "pieces cannot move"),
+        ({"copied": True}, False, False, "trains each cluster apart"),
+        ({}, False, True, "trains each cluster apart"),
+        ({}, False, False, None),
+    ],
+)
+def test_program_that_needs_a_variable_elsewhere(
+    holder: dict[str, Any], own: bool, apart: bool, reason: str | None
+) -> None:
+    variable = tf.Variable(1.0)
+    ledger = Ledger(Session("gpu/0", {}, 1.0), keeps_own_weights=own)
+    ledger.variables[id(variable)] = HeldVariable("kernel", variable, ("npu/0",), **holder)
+    refused = contextlib.nullcontext() if reason is None else pytest.raises(PlanError, match=reason)
+    with refused:
+        ledger.require_movable({"kernel": variable}, {"kernel": ("gpu/0", "npu/0")}, apart=apart)
+    ledger.require_movable({"kernel": variable}, {"kernel": ("npu/0",)}, apart=apart)

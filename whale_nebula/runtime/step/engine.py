@@ -487,6 +487,7 @@ def _make_distributed(
     try:
         clusters = {worker.name: worker.cluster for worker in cut.workers}
         refuse_unshared_ids(ids, readers, clusters)
+        run.ledger.require_movable(captured.variables, cut.variable_workers, apart=cluster_copy is not None)
         states = _make_states(run, captured)
         ends = Crossings(cut, cut.routing, clusters).list_ends(session.worker.__eq__)  # the channels with a local end
         new_shards = NewShards.create(cut, captured.variables, run.ledger)
@@ -497,8 +498,9 @@ def _make_distributed(
         }
         later = elsewhere | {id(captured.variables[path]) for path in new_shards.stages}
         captured.initialize_variables(lambda variable: id(variable) not in later)
-        settings = read_settings(list_settings(cut), captured.variables)
-        lines = [*canonical_lines(captured.program), *(f"value {path} {value}" for path, value in settings.items())]
+        settings = list_settings(cut)
+        values = read_settings(run.ledger.list_common(settings, captured.variables), captured.variables)
+        lines = [*canonical_lines(captured.program), *(f"value {path} {value}" for path, value in values.items())]
         versions = session.agree(name, digest_lines(lines), lines, describe_first_difference, states.versions(ends))
         for channel in map(escape_foreign_text, states.drop(versions, ends)):
             _LOG.warning("the processes have different codec states of %s: all of them are reset", channel)
@@ -524,7 +526,7 @@ def _make_distributed(
     step = DistributedStep(
         compiled, variables, run.links, run.programs, states, _find_seed(run), lazy, session=session, name=name,
         ids=ids, readers=readers, collectives=run.ledger.collectives, leaves=cluster_copy is None, shards=shards,
-        settings=tuple(settings),
+        settings=settings,
     )  # fmt: skip
     _close_at_shutdown(run, step)
     return step

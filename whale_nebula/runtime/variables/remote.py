@@ -118,6 +118,7 @@ class Ledger:
         no longer hold are sent to them, and other workers free those that it writes, because their values would be out
         of date. Collective.
         """
+        self.require_movable(variables, holders_by_path, apart=False)
         known = {path: self.variables.get(id(variable)) for path, variable in variables.items()}
         found = {
             path: entry
@@ -126,9 +127,6 @@ class Ledger:
         }
         lacking = {path for path, entry in found.items() if set(holders_by_path[path]) - set(entry.holders)}
         if lacking:
-            if self.keeps_own_weights:
-                path = min(lacking)
-                raise _placement_error(path, found[path].holders, holders_by_path[path])
             self.move(variables, {path: holders_by_path[path] for path in lacking}, rest=False)
         for path in found.keys() & written:
             entry, holders = found[path], tuple(holders_by_path[path])
@@ -242,14 +240,31 @@ class Ledger:
         self, variables: Mapping[str, Any], holders_by_path: Mapping[str, Sequence[str]]
     ) -> list[HeldVariable]:
         every = [HeldVariable(path, variables[path], tuple(holders_by_path[path])) for path in sorted(variables)]
-        for entry in every:
-            self._check(entry)
         return [entry for entry in every if id(entry.variable) not in self.variables]
 
-    def _check(self, entry: HeldVariable) -> None:
-        before = self.variables.get(id(entry.variable))
-        if before is not None and self.session.worker in set(entry.holders) - set(before.holders):
-            raise _placement_error(entry.path, before.holders, entry.holders)
+    def require_movable(
+        self, variables: Mapping[str, Any], holders_by_path: Mapping[str, Sequence[str]], *, apart: bool
+    ) -> None:
+        """Refuse a program that needs a variable in this worker that is elsewhere and cannot be sent."""
+        for path, needed in sorted(holders_by_path.items()):
+            entry = self.variables.get(id(variables[path]))
+            if entry is None or self.session.worker not in set(needed) - set(entry.holders):
+                continue
+            if self.keeps_own_weights:
+                why = "with 'weights: own' in the config, variables stay in their clusters"
+            elif entry.layout != WHOLE_LAYOUT:
+                why = "an earlier program of this run divided it between workers, and pieces cannot move"
+            elif apart or entry.copied:
+                why = "this program or an earlier one trains each cluster apart, and their variables cannot move"
+            else:
+                continue
+            raise _placement_error(path, entry.holders, needed, why)
+
+    def list_common(self, paths: Iterable[str], variables: Mapping[str, Any]) -> list[str]:
+        """Those of the variables that no process has to be sent before the next step."""
+        everyone = {self.session.worker, *self.session.links}
+        entries = ((path, self.variables.get(id(variables[path]))) for path in paths)
+        return [path for path, entry in entries if entry is None or everyone <= {*entry.holders}]
 
     def _share(self, variables: Sequence[HeldVariable]) -> None:
         self.exchanges += 1
@@ -354,11 +369,11 @@ class Ledger:
                 fill(entry, self._receive(slot, entry))
 
 
-def _placement_error(path: str, holders: Sequence[str], needed: Sequence[str]) -> PlanError:
+def _placement_error(path: str, holders: Sequence[str], needed: Sequence[str], why: str) -> PlanError:
     return PlanError(
         f"variable {path!r} is on {', '.join(holders)}, but this program needs it on {', '.join(needed)} as well",
         where=path,
-        why="an earlier program of this run placed it on one cluster, and variables cannot move",
+        why=why,
         mend="assign its layer to the same stage in all programs",
     )
 
