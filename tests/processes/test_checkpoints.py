@@ -95,7 +95,7 @@ def test_script_error_loses_no_completed_step(undisturbed: FinishedRun, tmp_path
     ("kind", "workers", "copies", "kills"),
     [
         ("apart", WORKERS, 2, ("c0/1:update.begun=kill@22", "c1/0:checkpoint.written=kill@1")),
-        ("members", dict.fromkeys(["c0/0", "c0/1"], "c0"), 2, ("c0/1:checkpoint.written=kill@6",)),
+        ("members", dict.fromkeys(["c0/0", "c0/1"], "c0"), 2, ("c0/1:checkpoint.written=kill@2",)),
     ],
 )
 def test_killed_copies_do_not_change_the_result(

@@ -81,6 +81,8 @@ class TestLoops:
         with nb.init(links="10gbit,0ms"):
             expected = train_in_turn()
         assert runs_by_scenario["moving"].get_common("moved") == expected
+        both = ["c0/0", "c1/0"]  # the score in c0 reads what c1 has trained, which keeps its value
+        assert runs_by_scenario["moving"].get_common("holders") == {"first/bias": both[:1], "second/bias": both[::-1]}
 
     def test_saved_files_have_the_whole_model(self, runs_by_scenario: Mapping[str, FinishedRun]) -> None:
         assert runs_by_scenario["looping"].get_common("saved") == [True, True, True]

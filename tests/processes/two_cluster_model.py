@@ -56,7 +56,7 @@ def summarize_rows(rows: Any) -> Any:
 
 
 def train_in_turn() -> dict[str, Any]:
-    """Train two layers by programs that place them in other clusters, and evaluate them in between."""
+    """Train two layers by programs that place them in other clusters, and evaluate them in between and at the end."""
     first, second = keras.layers.Dense(8, activation="relu", name="first"), keras.layers.Dense(3, name="second")
     optimizer = keras.optimizers.Adam(0.01)
 
@@ -76,7 +76,7 @@ def train_in_turn() -> dict[str, Any]:
 
     whole, cut = make_step("c1", "c1", trains=True), make_step("c0", "c1", trains=True)
     reverse, score = make_step("c1", "c0", trains=True), make_step("c0", "c0", trains=False)
-    losses = [float(step(X, Y)).hex() for step in (whole, cut, score, cut, reverse, score, whole, cut)]
+    losses = [float(step(X, Y)).hex() for step in (whole, cut, score, cut, reverse, whole, cut, score)]
     with nb.gathered():
         weights = [*first.variables, *second.variables, *optimizer.variables]
         return {"losses": losses, "weights": digest_tensors(weights)}

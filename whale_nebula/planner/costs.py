@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import fsum
 from typing import Any
 
 import numpy as np
@@ -205,7 +206,7 @@ class Costs:
     def is_split_faster(self, cluster: int) -> bool:
         """Whether sharding may pay: the variables exceed a worker's memory, or all-reduces of gradients take long."""
         one = self.problem.clusters[cluster]
-        work = sum(self.part_seconds(Part(cluster, 0, len(self.problem.chain)))) * self.micro_batches / one.workers
+        work = fsum(self.part_seconds(Part(cluster, 0, len(self.problem.chain)))) * self.micro_batches / one.workers
         added = _sum_seconds(self.gradients[-1], one.workers, one.inner_line)
         short = any(self.whole_bytes(1) > each.memory for each in self.problem.clusters)
         return short or bool(added > SLOW_SUM * work)

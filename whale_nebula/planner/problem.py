@@ -333,7 +333,7 @@ class Shape:
 
 class Bottleneck(NamedTuple):
     """The bottleneck of a step: the stage at a `place` or the `line` of this name if one is busy for most of it
-    ("stage", "line"); otherwise "updates", or "trips" (latency of micro-batches).
+    ("stage", "line"); otherwise "updates", or "latency" (of micro-batches between clusters).
     """
 
     kind: str

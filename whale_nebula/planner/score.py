@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import ceil
+from math import ceil, fsum
 
 import numpy as np
 
@@ -81,7 +81,7 @@ def _score(problem: Problem, shape: Shape, costs: Costs, schedule: str, simulate
     binds = max(busy, key=lambda each: busy[each])
     if busy[binds] <= 0.7 * seconds:
         updates = max(once) > (0.5 * seconds if hops else busy[binds])
-        binds = Bottleneck("updates") if updates else Bottleneck("trips") if hops else binds
+        binds = Bottleneck("updates") if updates else Bottleneck("latency") if hops else binds
     return Candidate(
         shape, schedule, in_flight, seconds, compute, tuple(memory),
         _sum_link_bytes(problem, shape, crossing), binds,
@@ -197,7 +197,7 @@ def _find_sharing(problem: Problem, parts: Sequence[Part]) -> list[list[list[int
 
 def _sum_shared(values: Sequence[float], sharing: Sequence[Sequence[Sequence[int]]]) -> list[float]:
     """Sum a value over the stages that share a worker; for each stage the maximum over its workers."""
-    return [max(sum(values[place] for place in places) for places in own) for own in sharing]
+    return [max(fsum(values[place] for place in places) for places in own) for own in sharing]
 
 
 def _fit_in_memory(

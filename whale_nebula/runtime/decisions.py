@@ -174,7 +174,7 @@ def recount_split_costs(decision: Decision, cut: Cut, shapes: Sequence[tuple[int
     more = 0.0
     for part, stage in zip(chosen.parts, decision.assignment.stages, strict=True):
         inside, own = problem.clusters[part.cluster].inner_line, [each for each in sent if each.stage == stage.key]
-        counted = sum(each.times * time_collective(each, part.shards, inside) for each in own)
+        counted = math.fsum(each.times * time_collective(each, part.shards, inside) for each in own)
         more += counted - Costs(problem, len(rows)).collect_seconds(part) * len(rows)
     volume = size(sum(each.times * each.bytes for each in sent))
     reasons = (

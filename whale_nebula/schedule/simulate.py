@@ -7,12 +7,12 @@ the order of submission; the two directions of a link are separate lines.
 from __future__ import annotations
 
 import heapq
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from math import floor, fsum
 
 from whale_nebula.errors import OptionError
 from whale_nebula.schedule.lines import Hops, Line, Work, make_uniform_hops
@@ -75,8 +75,8 @@ class Timeline:
     def busy(self, place: int | str) -> float:
         """Seconds that a stage computed (the busiest of its replicas), or that a line was held."""
         if isinstance(place, str):
-            return sum(span.seconds for span in self.spans_of(place))
-        return max(sum(span.seconds for span in self.spans_of(place, replica)) for replica in self.replicas(place))
+            return fsum(span.seconds for span in self.spans_of(place))
+        return max(fsum(span.seconds for span in self.spans_of(place, replica)) for replica in self.replicas(place))
 
     def wait(self, stage: int) -> float:
         """Seconds of the step in which a stage did not compute."""
@@ -330,7 +330,7 @@ def _choose_scale(spans: Sequence[Span], columns: int) -> float:
     room = columns / (max((span.end for span in spans), default=0.0) or 1.0)
     for own in (spans, [span for span in spans if not _is_message(span)]):
         shortest = min((span.seconds for span in own if span.seconds), default=0.0)
-        whole = min(math.floor(room * shortest + _ROUNDING), _longest_name(spans) + 1)
+        whole = min(floor(room * shortest + _ROUNDING), _longest_name(spans) + 1)
         if whole:
             return whole / shortest
     return room
@@ -365,7 +365,7 @@ def _place_blocks(spans: Sequence[Span], scale: float, columns: int) -> Iterator
 
 
 def _find_column(seconds: float, scale: float) -> int:
-    return math.floor(seconds * scale + 0.5 + _ROUNDING)
+    return floor(seconds * scale + 0.5 + _ROUNDING)
 
 
 def _draw_block(span: Span, width: int, named: bool) -> str:

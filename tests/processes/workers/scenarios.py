@@ -95,6 +95,8 @@ def move_variables() -> None:
     """Train the same layers in other clusters in turn."""
     nb.init()
     report_value("moved", train_in_turn())
+    held = current_run().ledger.variables.values()
+    report_value("holders", {each.path: each.holders for each in held if each.path.endswith("bias")})
 
 
 WIDTH = 1600  # 2 kernels of 10 MB, and two slots of Adam for each

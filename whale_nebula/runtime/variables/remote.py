@@ -127,7 +127,8 @@ class Ledger:
         }
         lacking = {path for path, entry in found.items() if set(holders_by_path[path]) - set(entry.holders)}
         if lacking:
-            self.move(variables, {path: holders_by_path[path] for path in lacking}, rest=False)
+            also = {path: tuple(dict.fromkeys((*found[path].holders, *holders_by_path[path]))) for path in lacking}
+            self.move(variables, also, rest=False)
         for path in found.keys() & written:
             entry, holders = found[path], tuple(holders_by_path[path])
             if set(entry.holders) - set(holders):
