@@ -76,10 +76,10 @@ def train_in_turn() -> dict[str, Any]:
 
     whole, cut = make_step("c1", "c1", trains=True), make_step("c0", "c1", trains=True)
     reverse, score = make_step("c1", "c0", trains=True), make_step("c0", "c0", trains=False)
-    losses = [float(step(X, Y)).hex() for step in (whole, cut, score, cut, reverse, whole, cut, score)]
+    losses = [step(X, Y) for step in (whole, cut, score, cut, reverse, whole, cut, score)]
     with nb.gathered():
         weights = [*first.variables, *second.variables, *optimizer.variables]
-        return {"losses": losses, "weights": digest_tensors(weights)}
+        return {"losses": [float(loss).hex() for loss in losses], "weights": digest_tensors(weights)}
 
 
 def exercise_model(folder: Path) -> tuple[keras.Model, dict[str, Any]]:
