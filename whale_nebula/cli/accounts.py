@@ -153,20 +153,20 @@ class CommandCall:
             args, parser, registry, signer, folder, name
         )  # fmt: skip
 
-    def days(self, usual: float) -> float:
-        """The given number of days, or the default."""
-        days = self.parser.amount("--days", self.args.days, usual)
+    def days(self, default: float) -> float:
+        """The days of validity of a secret: --days, or the default."""
+        days = self.parser.amount("--days", self.args.days, default)
         if not 0 < days <= authority.MOST_DAYS:
             self.parser.error(f"--days must be greater than 0 and at most {authority.MOST_DAYS:g}")
         return days
 
     def allowance(self, before: Allowance = UNLIMITED) -> Allowance:
-        """The given limits, merged with the previous ones."""
+        """The limits of the options, merged with the previous ones."""
         texts = {option.lstrip("-"): getattr(self.args, option.lstrip("-")) for option in _LIMITS}
         return replace(before, **{name: _read_limit(name, text) for name, text in texts.items() if text is not None})
 
     def password(self) -> str | None:
-        """The password in the given file."""
+        """The password in --password-file; None without this option."""
         path = self.args.password_file
         return None if path is None else read_secret(path, "password")
 
@@ -196,7 +196,7 @@ def _read_limit(name: str, text: str) -> Any:
 
 
 def _describe_account(account: Account) -> dict[str, Any]:
-    """An account as a document."""
+    """An account as a document, with its limits by name."""
     return {**asdict(account), "allowance": account.allowance.limits}
 
 
@@ -261,6 +261,7 @@ def _remove(call: CommandCall) -> Answer:
 
 
 def _end_access(call: CommandCall, verb: str) -> Answer:
+    """Revoke the certificates of an account that was disabled or removed."""
     revoked = LoginIssuer(call.registry, call.signer, call.folder).revoke_certificates(
         call.name, f"account {call.name} was {verb}"
     )
@@ -330,7 +331,9 @@ def _serve(args: argparse.Namespace, parser: Parser, issuer: LoginIssuer) -> int
 
 
 def find_services(args: argparse.Namespace, folder: Path, protocol: str, cluster: str) -> Path | None:
-    """The folder in which a gateway finds services; None if it has one already and no folder was given."""
+    """The folder in which a gateway finds this service: --services, or `folder`. None if another service of this
+    protocol is served there, so that this one is reachable only on its own port.
+    """
     if args.services is not None:
         return Path(args.services)
     if not is_served(socket_path(folder, protocol, cluster)):

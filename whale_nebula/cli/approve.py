@@ -111,7 +111,7 @@ def _find_folders(args: argparse.Namespace) -> tuple[Config, Path, Path]:
 # ---------------------------------------------------------------------- approve
 @dataclass(frozen=True)
 class Program:
-    """The signed description of a program: the digests of its files, its packages, and the text of each plan."""
+    """What is approved: the digests of a script's files and of packages by name, and the text of each plan."""
 
     files: Mapping[str, str]
     packages: Mapping[str, str]
@@ -156,12 +156,12 @@ def _approve(args: argparse.Namespace, words: Words, days: float) -> int:
     texts = {plan.name: text.encode() for plan, text in zip(plans, program.plans, strict=True)}
     code, approver = (program.files, program.packages), user_name()
     found = approval.save(approvals, signer, name, code, texts, days=days, by=approver, why=args.why or "")
-    record_change(folder, "approve", args.why, {"changed": _list_signed(found, digests)})
+    record_change(folder, "approve", args.why, {"changed": _describe_signed(found, digests)})
     if args.json:
         print(json.dumps({**document, "signed": True, **_make_document(found)}, indent=1))
     else:
         print(
-            f"\nsigned: {found.folder}   {_describe_dates(found)}\n"
+            f"\nsigned: {found.folder}   {_describe_approval(found)}\n"
             "copy this folder to every host whose config requires approvals"
         )
         if config.approvals is None:
@@ -181,20 +181,20 @@ def _load_signer(folder: Path, config: Config, days: float) -> Authority:
 
 
 def _plan_script(path: str, words: Words, args: argparse.Namespace) -> Program | int:
-    """Run the script in this process; returns the program, or the exit status if it runs no step."""
+    """Run the script in this process; returns the program, or the exit status if the script runs no step or fails."""
     from whale_nebula.cli.show_script import PlanCollector, collect_plans, report_nothing
     from whale_nebula.security import code
 
-    onlooker = PlanCollector(math.inf if args.steps is None else int(args.steps), args.config, None)
-    ending = collect_plans(path, words.arguments, onlooker)
-    if not onlooker.plans or ending.error is not None:
-        return report_nothing(path, ending, onlooker, args.json, "approve")
-    return Program(code.list_files(path), code.list_packages(), [plan.to_file() for plan in onlooker.plans])
+    collector = PlanCollector(math.inf if args.steps is None else int(args.steps), args.config, None)
+    ending = collect_plans(path, words.arguments, collector)
+    if not collector.plans or ending.error is not None:
+        return report_nothing(path, ending, collector, args.json, "approve")
+    return Program(code.list_files(path), code.list_packages(), [plan.to_file() for plan in collector.plans])
 
 
 def _plan_in_subprocess(path: str, words: Words, args: argparse.Namespace) -> Program | int:
-    """Run the script in a separate process; returns the program, or the exit status without one. The process cannot
-    answer the approver's questions, and its descendants end with it.
+    """Run the script in a separate process; returns the program, or the exit status if there is none. The process has
+    no terminal, so it cannot confirm for the approver, and its group is killed at its end.
     """
     options = [f"--{name}={value}" for name in ("config", "steps") if (value := getattr(args, name)) is not None]
     with tempfile.TemporaryDirectory() as folder:
@@ -245,18 +245,20 @@ def read_record(path: Path) -> Program:
 
 
 def _check_unchanged(path: str, program: Program, *, beside_only: bool) -> None:
-    """Refuse a record whose script or packages differ from those here."""
+    """Refuse a program that differs from the script and the modules next to it, or, unless `beside_only`, from the
+    installed packages.
+    """
     from whale_nebula.security import code
 
-    present, found = code.list_adjacent_modules(path, program.files), program.files
+    present, examined = code.list_adjacent_modules(path, program.files), program.files
     if not beside_only:
-        present, found = {**present, **code.list_packages()}, {**found, **program.packages}
-    other = next((name for name, value in present.items() if found.get(name) != value), None)
+        present, examined = {**present, **code.list_packages()}, {**examined, **program.packages}
+    other = next((name for name, value in present.items() if examined.get(name) != value), None)
     if other is not None:
         raise NotApprovedError(
             f"{path} differs from the examined program: nothing is signed",
             where="the script" if other == code.SCRIPT else other,
-            why=f"it is {present[other][:12]} here, but {found.get(other, 'nothing')[:12]} in the examined program",
+            why=f"it is {present[other][:12]} here, but {examined.get(other, 'nothing')[:12]} in the examined program",
             mend="run whale-nebula approve again; if it still differs, check whether the script manipulates this check",
         )
 
@@ -290,19 +292,22 @@ def describe(plans: Sequence[Plan], program: Program) -> str:
     return escape_foreign_text("\n".join(lines), 1 << 24, lines=True)
 
 
-def _list_signed(found: FoundApproval, plans: Sequence[str]) -> list[str]:
-    """What was signed, for the owner's log: the script with its digest, the plans' digests, and the serial number."""
+def _describe_signed(found: FoundApproval, digests: Sequence[str]) -> list[str]:
+    """What was signed, for the owner's log: the script with its digest, the digests of the plans, and the approval's
+    serial number and end.
+    """
     from whale_nebula.security import code
 
     approved = found.approval
     if approved is None:
         return []
     script = f"{approved.script} {approved.files.get(code.SCRIPT, '')}"
-    return [script, *(f"plan {each}" for each in plans), f"approval {approved.serial} until {approved.until}"]
+    return [script, *(f"plan {each}" for each in digests), f"approval {approved.serial} until {approved.until}"]
 
 
 # ---------------------------------------------------------------------- list, withdraw
 def _list_approvals(args: argparse.Namespace, signer: Authority | None = None) -> Sequence[FoundApproval]:
+    """All approvals; those that are not signed by `signer`, or by default by a trusted owner, have a fault."""
     config, folder, approvals = _find_folders(args)
     known, revoked = authority.authorities(folder), folder / files.REVOKED
     denied = DenyList(revoked if revoked.exists() else None, known)
@@ -312,7 +317,7 @@ def _list_approvals(args: argparse.Namespace, signer: Authority | None = None) -
 
 def _show_approvals(args: argparse.Namespace) -> Answer:
     found = _list_approvals(args)
-    lines = [f"{each.folder.name}   {each.fault or _describe_dates(each)}" for each in found]
+    lines = [f"{each.folder.name}   {each.fault or _describe_approval(each)}" for each in found]
     return [_make_document(each) for each in found], "\n".join(lines) or "there are no approvals"
 
 
@@ -326,7 +331,7 @@ def _make_document(found: FoundApproval) -> dict[str, Any]:
     return {"folder": str(found.folder), "good": not found.fault, "fault": found.fault, **fields}
 
 
-def _describe_dates(found: FoundApproval) -> str:
+def _describe_approval(found: FoundApproval) -> str:
     approved = found.approval
     if approved is None:
         return ""
@@ -336,18 +341,18 @@ def _describe_dates(found: FoundApproval) -> str:
 
 def _withdraw(args: argparse.Namespace) -> Answer:
     _, folder, approvals = _find_folders(args)
-    signer, start = authority.load(folder), args.withdraw.lower()
-    same = [
+    signer, digits = authority.load(folder), args.withdraw.lower()
+    matching = [
         each.approval
         for each in _list_approvals(args, signer)
-        if each.approval and each.approval.serial.startswith(start)
+        if each.approval and each.approval.serial.startswith(digits)
     ]
-    if len(same) != 1:
-        count_text = f"{len(same)} approvals have" if same else "no approval of this authority has"
+    if len(matching) != 1:
+        count_text = f"{len(matching)} approvals have" if matching else "no approval of this authority has"
         what = f"{count_text} a serial that begins with {args.withdraw!r}"
         raise PlanError(what, where=str(approvals), mend="whale-nebula approve --list")
-    number = issue.withdraw(folder, signer, same[0].serial, f"approval of {same[0].script}", args.why or "")
-    record_change(folder, "withdraw approval", args.why, {"changed": [f"{same[0].script} {same[0].serial}"]})
-    text = f"withdrawn: {same[0].serial[:16]}, in deny list number {number}"
+    number = issue.withdraw(folder, signer, matching[0].serial, f"approval of {matching[0].script}", args.why or "")
+    record_change(folder, "withdraw approval", args.why, {"changed": [f"{matching[0].script} {matching[0].serial}"]})
+    text = f"withdrawn: {matching[0].serial[:16]}, in deny list number {number}"
     text += f"\ncopy to every host whose config requires approvals: {folder / files.REVOKED}"
-    return {"withdrawn": same[0].serial, "deny_list": number}, text
+    return {"withdrawn": matching[0].serial, "deny_list": number}, text

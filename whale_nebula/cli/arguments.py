@@ -6,6 +6,7 @@ import argparse
 import getpass
 import itertools
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -69,9 +70,9 @@ def read_script(parser: Parser, argv: Sequence[str], options: Options) -> tuple[
 
 def read_words(parser: Parser, argv: Sequence[str], options: Options) -> tuple[argparse.Namespace, list[str]]:
     """Parse the options of a command, which may be anywhere in the line; returns the other words, too."""
-    found = split(argv, options)
-    words = [] if found.script is None else [found.script, *found.arguments]
-    args = parser.read([*found.options, *(word for word in words if word.startswith("-"))])
+    parts = split(argv, options)
+    words = [] if parts.script is None else [parts.script, *parts.arguments]
+    args = parser.read([*parts.options, *(word for word in words if word.startswith("-"))])
     return args, [word for word in words if not word.startswith("-")]
 
 
@@ -84,9 +85,9 @@ def choose_command(
     if command not in commands:
         parser.read([word for word in argv if word in ("-h", "--help")])
         names, place = ", ".join(commands), f" before {command!r}" if command else ""
-        named = command and not command.startswith("-")
-        known = f"unknown command {command!r}: {did_you_mean(command, commands)}"
-        parser.error(known if named else f"missing command{place}: one of {names}")
+        unknown = f"unknown command {command!r}: {did_you_mean(command, commands)}"
+        is_option = not command or command.startswith("-")
+        parser.error(f"missing command{place}: one of {names}" if is_option else unknown)
     return command, parser
 
 
@@ -107,31 +108,34 @@ class Parser(argparse.ArgumentParser):
                 self.add_argument(name, metavar=value, help=text)
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parse the options in these words."""
-        found, unknown = self.parse_known_args(list(words))
+        """Parse the options in these words; any other word is a usage error."""
+        args, unknown = self.parse_known_args(list(words))
         if unknown:
             self.error(f"unknown option {unknown[0]!r}; {did_you_mean(unknown[0], self.names)}")
-        return found
+        return args
 
     def number(self, name: str, text: str | None) -> int | None:
-        """Parse the number of an option; None if it is not given."""
+        """Parse the number of an option, from 0 to 65535; None if it is not given."""
         if text is not None and not (text.isdecimal() and text.isascii() and int(text) < 65536):
-            self.error(f"{name} needs a number, not {text!r}")
+            self.error(f"{name} needs a number from 0 to 65535, not {text!r}")
         return None if text is None else int(text)
 
     def address(self, name: str, text: str) -> tuple[str, int]:
-        """Parse the host and port of an option."""
+        """Parse the host and port of an option; an IPv6 address is in brackets."""
         host, _, port = text.rpartition(":")
         if not host or not (port.isdecimal() and port.isascii() and int(port) < 65536):
             self.error(f"{name} needs HOST:PORT, not {text!r}")
         return host.removeprefix("[").removesuffix("]"), int(port)
 
-    def amount(self, name: str, text: str | None, usual: float) -> float:
-        """Parse the amount of an option; the default is `usual`."""
+    def amount(self, name: str, text: str | None, default: float) -> float:
+        """Parse the amount of an option, a finite number; `default` if it is not given."""
         try:
-            return usual if text is None else float(text)
+            amount = default if text is None else float(text)
         except ValueError:
+            amount = math.nan
+        if not math.isfinite(amount):
             self.error(f"{name} needs a number, not {text!r}")
+        return amount
 
 
 def user_name() -> str:
@@ -147,14 +151,14 @@ FAILED = 1
 """Exit status: the script raised, or a check failed."""
 USAGE = 2
 NOTHING = 3
-"""Exit status: nothing to show, as there is no step with scopes."""
+"""Exit status: the script ran no step to show."""
 NO_DATA = 65
 """Exit status: a file has other content."""
 NO_FILE = 66
 USED_UP = 70
 """Exit status: the workers failed, and the restarts are used up."""
 LEFT = 75
-"""Exit status: on request (SIGTERM, SIGINT, SIGHUP), the workers exited between two steps and can be started again."""
+"""Exit status: the workers exited on request (SIGTERM, SIGINT, SIGHUP) between two steps, and can be started again."""
 CONFIG = 78
 """Exit status: the config, the environment or the certificates are invalid, and nothing was started."""
 INTERRUPTED = 130
@@ -198,13 +202,13 @@ def answer(
     """
     as_json = getattr(args, "json", False)
     try:
-        found = run()
+        result = run()
     except NebulaError as error:
         code = next((code for kind, code in codes.items() if isinstance(error, kind)), FAILED)
         return print_error(error, as_json=as_json, code=code)
-    if isinstance(found, int):
-        return found
-    print(json.dumps(found[0], indent=1) if as_json else found[1])
+    if isinstance(result, int):
+        return result
+    print(json.dumps(result[0], indent=1) if as_json else result[1])
     return DONE
 
 
@@ -223,7 +227,7 @@ class Check:
 
 
 def describe_time(remaining: timedelta) -> str:
-    """A time to the nearest day, or hour, or minute.
+    """A time in days, hours or minutes, of which there are at least two, or in minutes; "over" if it is not positive.
 
     >>> [describe_time(timedelta(hours=hours)) for hours in (156, 30, 1.5, -1)]
     ['6 days', '30 hours', '90 minutes', 'over']
@@ -237,5 +241,5 @@ def describe_time(remaining: timedelta) -> str:
 
 
 def remark(text: str) -> None:
-    """Print a line to stderr, for users only."""
+    """Print a line to stderr, with the name of the program; programs do not parse it."""
     print(f"whale-nebula: {text}", file=sys.stderr)

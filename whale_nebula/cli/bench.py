@@ -135,7 +135,7 @@ _COMMAND = ("-m", "whale_nebula.cli.main", "bench", "link", "--attached")
 
 
 def find_place(config: Config, path: str, cluster: str, to: str | None) -> Place:
-    """The place of this end, and those of the others."""
+    """The place from which the first worker of a cluster measures its links: to the cluster `to`, or to all others."""
     placement = resolve(config, os.environ, PlacementRequest(cluster, 0, local=is_local)).placement
     here, gateway = f"{cluster}/0", config.clusters[cluster].gateway if cluster in config.clusters else None
     peers = {there: placement.addresses[there] for there in list_far_ends(list(placement.addresses), cluster, to)}
@@ -158,7 +158,7 @@ def find_place(config: Config, path: str, cluster: str, to: str | None) -> Place
 
 # ---------------------------------------------------------------------- both ends on this machine
 def measure_on_this_machine(config: Config, clusters: Sequence[str], seconds: float) -> list[LinkMeasurement]:
-    """Start one process for each cluster; returns the measurement of each pair."""
+    """Start a process for each cluster of the config, or for `clusters`, and measure the link of each pair."""
     known = list(config.clusters) or list(clusters)
     if len(known) < 2:
         why, mend = "a link connects two clusters", "bench link --all --clusters gpu,npu"
@@ -185,12 +185,12 @@ def _echo(worker: str, name: str, line: str) -> None:
 
 def _run_end(seconds: float) -> int:
     """Run as one of the ends that `measure_on_this_machine` has started; the first of them reports progress."""
-    own = attach()
-    if own is None or own.listen is None:
+    end = attach()
+    if end is None or end.listen is None:
         raise ConfigError("no launcher has started this end", mend="whale-nebula bench link --all --clusters gpu,npu")
-    credentials = None if own.security is None else Credentials.load(own.security)
-    place = Place(own.run_id, own.worker, own.addresses, own.listen, credentials=credentials)
-    say: Callable[[str], None] = remark if own.worker == own.workers[0] else lambda text: None
-    found = list(measure(place, seconds=seconds, patience=_HERE_PATIENCE, report=say))
+    credentials = None if end.security is None else Credentials.load(end.security)
+    place = Place(end.run_id, end.worker, end.addresses, end.listen, credentials=credentials)
+    report: Callable[[str], None] = remark if end.worker == end.workers[0] else lambda text: None
+    found = list(measure(place, seconds=seconds, patience=_HERE_PATIENCE, report=report))
     print(json.dumps([each.to_json() for each in found]), flush=True)
     return arguments.DONE

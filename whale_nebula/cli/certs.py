@@ -170,7 +170,9 @@ _RECORDED_COMMANDS = ("issue", "renew", "revoke", "sign", "trust")
 
 
 def record_change(folder: Path, action: str, why: str | None, document: Mapping[str, Any]) -> None:
-    """Record a change that was made, by its answer; a failure is reported, as the change is in effect."""
+    """Record a change in the log of the accounts, by the document that its command answers. If that fails, it is only
+    reported, as the change is in effect.
+    """
     changed = [
         f"{each['who']} {each['serial']}" if isinstance(each, Mapping) else str(each)
         for values in document.values()
@@ -200,14 +202,16 @@ def _init(args: argparse.Namespace, parser: Parser) -> Answer:
 
 def _issue(args: argparse.Namespace, parser: Parser) -> Answer:
     folder, config = find_folder(args), load_config(args)
-    days, wanted = parser.amount("--days", args.days, DAYS), list_requested_identities(args, parser)
-    if args.all and (wanted or args.config is None):
+    days, requested = parser.amount("--days", args.days, DAYS), list_requested_identities(args, parser)
+    if args.all and (requested or args.config is None):
         parser.error("--all needs --config clusters.yaml, and cannot be combined with --cluster")
-    if not args.all and not wanted:
+    if not args.all and not requested:
         parser.error("missing process: --cluster gpu, or --all --config clusters.yaml")
     signer = _apply_config(authority.load(folder), config, folder)
     identities = (
-        authority.list_identities(signer.run, config) if args.all else [Identity(signer.run, *each) for each in wanted]
+        authority.list_identities(signer.run, config)
+        if args.all
+        else [Identity(signer.run, *each) for each in requested]
     )
     return _describe_issued(issue.issue(folder, signer, identities, days), args, "issued", describe_destinations)
 
@@ -217,9 +221,9 @@ def _show(args: argparse.Namespace, parser: Parser) -> Answer:
 
 
 def _renew(args: argparse.Namespace, parser: Parser) -> Answer:
-    folder, wanted = find_folder(args), list_requested_identities(args, parser)
+    folder, requested = find_folder(args), list_requested_identities(args, parser)
     if args.ca:
-        if wanted:
+        if requested:
             parser.error("--ca renews only the authority's certificate: remove --cluster")
         new = issue.renew_authority(folder, parser.amount("--days", args.days, AUTHORITY_DAYS))
         return make_authority_document(folder), describe_authority(new, folder)
@@ -227,11 +231,11 @@ def _renew(args: argparse.Namespace, parser: Parser) -> Answer:
     if args.forget_revocations and not args.revoked:
         parser.error("--forget-revocations needs --revoked")
     if args.revoked:
-        if wanted:
+        if requested:
             parser.error("--revoked only signs the deny list again: remove --cluster")
         renewed = issue.renew_deny_list(folder, signer, forget=args.forget_revocations)
-        return {"deny_list": describe_deny_list(renewed)}, describe_signed_list(renewed, folder)
-    identities = [Identity(signer.run, *each) for each in wanted] or list_renewable(folder)
+        return {"deny_list": make_deny_list_document(renewed)}, describe_signed_list(renewed, folder)
+    identities = [Identity(signer.run, *each) for each in requested] or list_renewable(folder)
     if not identities:
         raise CredentialsError("there is no certificate to renew", where=str(folder), mend="whale-nebula certs issue")
     renewals = issue.renew(folder, signer, identities, parser.amount("--days", args.days, DAYS))
@@ -239,11 +243,11 @@ def _renew(args: argparse.Namespace, parser: Parser) -> Answer:
 
 
 def _revoke(args: argparse.Namespace, parser: Parser) -> Answer:
-    folder, wanted = find_folder(args), list_requested_identities(args, parser)
-    if bool(wanted) == bool(args.serial):
+    folder, requested = find_folder(args), list_requested_identities(args, parser)
+    if bool(requested) == bool(args.serial):
         parser.error("missing certificate: --cluster gpu --index 0, or --serial with its first digits")
     signer = authority.load(folder)
-    identities = [Identity(signer.run, *each) for each in wanted]
+    identities = [Identity(signer.run, *each) for each in requested]
     serials = _match_serial(folder, args.serial) if args.serial else _find_serials(folder, identities)
     new = issue.revoke(folder, signer, serials, args.why or "")
     text = describe_revocation(new, load_deny_list(folder), folder)
@@ -251,13 +255,13 @@ def _revoke(args: argparse.Namespace, parser: Parser) -> Answer:
 
 
 def _request(args: argparse.Namespace, parser: Parser) -> Answer:
-    config, folder, wanted = load_config(args), find_folder(args), list_requested_identities(args, parser)
+    config, folder, requested = load_config(args), find_folder(args), list_requested_identities(args, parser)
     run = args.run or config.run
-    if not run or not wanted:
+    if not run or not requested:
         parser.error(
             "missing run or process: --run mt --cluster gpu --index 0, or --config clusters.yaml with the run in it"
         )
-    requests = [owners.request(folder, Identity(run, *each)) for each in wanted]
+    requests = [owners.request(folder, Identity(run, *each)) for each in requested]
     documents = [
         {"uri": each.identity.uri, **{n: str(v) for n, v in each._asdict().items() if n != "identity"}}
         for each in requests
@@ -290,7 +294,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, Parser], Answer]] = {
 
 # ---------------------------------------------------------------------- options
 def find_folder(args: argparse.Namespace) -> Path:
-    """The folder of a run's certificates: next to its config."""
+    """The folder of a run's authority and certificates: --folder, or "certs" next to the config."""
     if args.folder is not None:
         return Path(args.folder)
     return Path("certs") if args.config is None else Path(args.config).parent / "certs"
@@ -321,7 +325,9 @@ def list_requested_identities(args: argparse.Namespace, parser: Parser) -> list[
 
 
 def _apply_config(signer: Authority, config: Config, folder: Path) -> Authority:
-    """The authority, with the clusters of the given config, if any."""
+    """The authority with the clusters of the config, if it names any; if they have changed, they are stored. A config
+    of another run is refused.
+    """
     if config.run not in (None, signer.run):
         what = f"the config is for run {config.run!r}, but the authority is for {signer.run!r}"
         mend = f"whale-nebula certs init --folder certs-{config.run}, or pass the --config of {signer.run!r}"
@@ -335,7 +341,7 @@ def _apply_config(signer: Authority, config: Config, folder: Path) -> Authority:
 
 
 def _find_serials(folder: Path, identities: Sequence[Identity]) -> list[str]:
-    """The serial numbers of all certificates of an identity, as old ones can be abused, too."""
+    """The serial numbers of all certificates of these identities, as old ones can be abused, too."""
     found = [peer.serial for peer in issue.list_issued(folder) if peer.identity in identities]
     if not found:
         what = f"{', '.join(each.worker for each in identities)} has no certificate here"
@@ -344,6 +350,7 @@ def _find_serials(folder: Path, identities: Sequence[Identity]) -> list[str]:
 
 
 def _match_serial(folder: Path, start: str) -> list[str]:
+    """The serial number, as a list, of the one certificate whose serial number begins with these digits."""
     found = [peer.serial for peer in issue.list_issued(folder) if peer.serial.startswith(start.lower())]
     if len(found) != 1:
         count_text = f"{len(found)} certificates have" if found else "no certificate has"
@@ -383,26 +390,26 @@ def find_state(begin: datetime, end: datetime, at: datetime) -> str:
 
 # ---------------------------------------------------------------------- show
 def list_rows(folder: Path) -> list[dict[str, Any]]:
-    """The fields of every certificate of a folder."""
-    issued, denied, at, found = issue.list_issued(folder), _list_revoked(folder), files.now(), []
+    """The certificates of a folder as rows of `show`: identity, time left, state, and why it was revoked."""
+    denied, at, rows = _list_revoked(folder), files.now(), []
     current = _find_current(folder).values()
-    for peer in issued:
-        revoked, now = denied.get(peer.serial), find_state(peer.not_before, peer.not_after, at)
-        if revoked or (peer.serial not in current and now != "expired"):
-            now = "revoked" if revoked else "replaced"
+    for peer in issue.list_issued(folder):
+        revoked, state = denied.get(peer.serial), find_state(peer.not_before, peer.not_after, at)
+        if revoked or (peer.serial not in current and state != "expired"):
+            state = "revoked" if revoked else "replaced"
         left, why = describe_time(peer.not_after - at), revoked.why if revoked else ""
-        found.append({**_make_identity_fields(peer), "left": left, "state": now, "why": why})
-    return found
+        rows.append({**_make_identity_fields(peer), "left": left, "state": state, "why": why})
+    return rows
 
 
 def _make_identity_fields(peer: Peer) -> dict[str, Any]:
-    """The fields that name a certificate and its owner."""
+    """The fields of a certificate: its identity, serial number and last date."""
     identity = peer.identity
     return {"who": identity.worker, "uri": identity.uri, "serial": peer.serial, "not_after": peer.not_after.isoformat()}
 
 
 def _find_current(folder: Path) -> dict[Identity, str | None]:
-    """The serial number of the certificate in use by each identity, if any."""
+    """The serial number of the certificate that each identity uses; None if it has none that is valid."""
     newest = {peer.identity: peer for peer in issue.list_issued(folder)}
     return {identity: _find_current_serial(folder, peer, files.now()) for identity, peer in newest.items()}
 
@@ -439,29 +446,29 @@ def load_deny_list(folder: Path) -> SignedList | None:
     return trust.load(path, authority.authorities(folder)) if path.exists() else None
 
 
-def describe_deny_list(found: SignedList | None) -> dict[str, Any] | None:
-    """The deny list as JSON."""
+def make_deny_list_document(found: SignedList | None) -> dict[str, Any] | None:
+    """The deny list as a document, by its number and size; None if there is none."""
     return None if found is None else {"number": found.number, "certificates": len(found.revoked)}
 
 
 def make_document(folder: Path) -> dict[str, Any]:
-    """The output of `show` as JSON."""
-    found = describe_deny_list(load_deny_list(folder))
+    """The output of `show` as a document."""
+    found = make_deny_list_document(load_deny_list(folder))
     return {**make_authority_document(folder), "deny_list": found, "certificates": list_rows(folder)}
 
 
 def make_authority_document(folder: Path) -> dict[str, Any]:
-    """The authority as JSON."""
-    found = authority.load_certificate(folder)
+    """The authority of a folder as a document."""
+    certificate = authority.load_certificate(folder)
     at = files.now()
     return {
-        "run": files.authority_run(found),
+        "run": files.authority_run(certificate),
         "folder": str(folder),
         "authority": {
             "ca": str(folder / authority.CA),
-            "serial": files.serial(found),
-            "not_after": found.not_valid_after_utc.isoformat(),
-            "state": find_state(found.not_valid_before_utc, found.not_valid_after_utc, at),
+            "serial": files.serial(certificate),
+            "not_after": certificate.not_valid_after_utc.isoformat(),
+            "state": find_state(certificate.not_valid_before_utc, certificate.not_valid_after_utc, at),
             "can_issue": (folder / authority.KEY).exists(),
         },
     }
@@ -477,35 +484,34 @@ def format_table(folder: Path) -> str:
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=120)
-    drawn = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
     for column in ("who", "serial", "not after", "left", "state"):
-        drawn.add_column(column, no_wrap=column != "state")
-    found = list_rows(folder)
-    for row in found:
+        table.add_column(column, no_wrap=column != "state")
+    rows = list_rows(folder)
+    for row in rows:
         until = format_moment(datetime.fromisoformat(row["not_after"]))
         state_text = f"{row['state']}: {row['why']}" if row["why"] else row["state"]
         style = STATES.get(row["state"], "yellow")
-        drawn.add_row(row["who"], row["serial"][:_SERIAL], until, row["left"], Text(state_text, style=style))
+        table.add_row(row["who"], row["serial"][:_SERIAL], until, row["left"], Text(state_text, style=style))
     at, end = files.now(), certificate.not_valid_after_utc
-    now = find_state(certificate.not_valid_before_utc, end, at)
+    state = find_state(certificate.not_valid_before_utc, end, at)
     where = "" if (folder / authority.KEY).exists() else "; its key is on another host"
-    run = files.authority_run(certificate)
-    own, others = files.authority_clusters(certificate), authority.authorities(folder)[1:]
-    speaks = f" for {', '.join(own)}" * bool(own)
-    own_line = (
-        f"run {run}: authority{speaks} valid until {format_moment(end)} ({describe_time(end - at)}, {now}){where}"
-    )
-    trusted = [name for each in others for name in files.authority_clusters(each)]
-    own_line += f"\nother trusted authorities: for {', '.join(trusted)}" * bool(trusted)
+    run, clusters = files.authority_run(certificate), files.authority_clusters(certificate)
+    scope = f" for {', '.join(clusters)}" * bool(clusters)
+    until = f"{format_moment(end)} ({describe_time(end - at)}, {state})"
+    lines = [f"run {run}: authority{scope} valid until {until}{where}"]
+    trusted = [name for each in authority.authorities(folder)[1:] for name in files.authority_clusters(each)]
+    lines += [f"other trusted authorities: for {', '.join(trusted)}"] * bool(trusted)
     denied = load_deny_list(folder)
-    other_authorities = f"no deny list here: copy {files.REVOKED} from the host that issues certificates"
-    if denied is not None:
+    if denied is None:
+        lines.append(f"no deny list here: copy {files.REVOKED} from the host that issues certificates")
+    else:
         count = len(denied.revoked)
-        other_authorities = f"deny list number {denied.number}: {count or 'no'} certificate{'s' * (count != 1)}"
+        lines.append(f"deny list number {denied.number}: {count or 'no'} certificate{'s' * (count != 1)}")
     with console.capture() as capture:
-        console.print(Text(f"{own_line}\n{other_authorities}\n"))
+        console.print(Text("\n".join([*lines, ""])))
         console.print(
-            drawn if found else Text("no certificates yet; issue one with: whale-nebula certs issue --cluster gpu")
+            table if rows else Text("no certificates yet; issue one with: whale-nebula certs issue --cluster gpu")
         )
     return capture.get().rstrip("\n")
 
@@ -514,13 +520,13 @@ def format_table(folder: Path) -> str:
 def describe_authority(new: Authority, folder: Path) -> str:
     """The text after `init`, and after the authority was renewed."""
     until = format_moment(new.certificate.not_valid_after_utc)
-    speaks = f" for {', '.join(new.bound)}" * bool(new.bound)
-    ca = f"{folder / authority.CA}   the authority of run {new.run}{speaks}, valid until {until}: copy it to every host"
+    scope = f" for {', '.join(new.bound)}" * bool(new.bound)
+    ca = f"{folder / authority.CA}   the authority of run {new.run}{scope}, valid until {until}: copy it to every host"
     return f"{ca}\n{folder / authority.KEY}   its key: it stays on this host"
 
 
 def format_line(each: Issued, verb: str) -> str:
-    """The line about a new certificate."""
+    """The line about a new certificate; `verb` says how it was made: issued, renewed or signed."""
     peer = each.peer
     return (
         f"{verb} {peer.identity.worker}   serial {peer.serial[:_SERIAL]}   valid until {format_moment(peer.not_after)}"
@@ -538,8 +544,8 @@ def describe_destinations(issued: Sequence[Issued]) -> str:
         ]
     folder = issued[0].files.ca.parent
     lines.append(f"The default location is {folder.name!r} next to clusters.yaml; for any other, add to clusters.yaml:")
-    own = f"{folder}/{{cluster}}-{{role}}-{{index}}"
-    return "\n".join([*lines, f'  security: {{ca: {folder}/ca.pem, cert: "{own}.pem", key: "{own}.key"}}'])
+    stem = f"{folder}/{{cluster}}-{{role}}-{{index}}"
+    return "\n".join([*lines, f'  security: {{ca: {folder}/ca.pem, cert: "{stem}.pem", key: "{stem}.key"}}'])
 
 
 def describe_renewed(issued: Sequence[Issued]) -> str:
@@ -585,6 +591,6 @@ def describe_signed_list(found: SignedList, folder: Path) -> str:
 
 
 def make_issued_document(each: Issued) -> dict[str, Any]:
-    """A new certificate as JSON."""
+    """A new certificate as a document."""
     paths = {part: str(path) for part, path in each.files._asdict().items()}
     return {**_make_identity_fields(each.peer), "files": paths, "clipped": each.clipped}

@@ -59,7 +59,6 @@ _OPTIONS: Options = {
     "--certs": ("FOLDER", 'certificates of the account that owns the checkpoints; default: "certs"'),
     "--json": (None, "print one JSON object"),
 }
-_WORDS = ("list", "show", "verify", "prune", "export")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -67,34 +66,32 @@ def main(argv: Sequence[str]) -> int:
     usage = "whale-nebula checkpoints {list,show,verify,prune,export} FOLDER [options]"
     parser = Parser("checkpoints", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
     args, words = read_words(parser, argv, _OPTIONS)
-    what, folders = words[0] if words else "", words[1:]
-    if what not in _WORDS:
-        problem = f"unknown command {what!r}; {did_you_mean(what, _WORDS)}" if what else "missing command"
+    command, folders = words[0] if words else "", words[1:]
+    if command not in _COMMANDS:
+        problem = f"unknown command {command!r}; {did_you_mean(command, _COMMANDS)}" if command else "missing command"
         parser.error(f"{problem}: whale-nebula checkpoints list FOLDER")
     if len(folders) != 1:
-        parser.error(f"whale-nebula checkpoints {what} FOLDER")
-    actions: Mapping[str, Callable[[list[FoundCheckpoint], argparse.Namespace, Parser], int | Answer]] = {
-        "list": _list, "show": _show, "verify": _verify, "prune": _prune, "export": _export,
-    }  # fmt: skip
+        parser.error(f"whale-nebula checkpoints {command} FOLDER")
+    args.folder = folders[0].rstrip("/")
 
-    def act() -> int | Answer:
-        _check_account(folders[0], args)
-        return actions[what](_find(folders[0]), args, parser)
+    def run() -> int | Answer:
+        _check_account(args)
+        return _COMMANDS[command](_find(args.folder), args, parser)
 
-    return answer(args, act, {AccountError: arguments.FAILED, NebulaError: arguments.NO_FILE})
+    return answer(args, run, {AccountError: arguments.FAILED, NebulaError: arguments.NO_FILE})
 
 
-def _check_account(path: str, args: argparse.Namespace) -> None:
-    """Refuse the folder of an account, and to write into one, unless this user has logged in as that account."""
-    for each in (path, args.to):
-        if each is not None and is_local(each):
-            check_login(Path(each), Path(args.certs or "certs"))
+def _check_account(args: argparse.Namespace) -> None:
+    """Refuse to read or write in the folder of an account, unless this user has logged in as that account."""
+    for path in (args.folder, args.to):
+        if path is not None and is_local(path):
+            check_login(Path(path), Path(args.certs or "certs"))
 
 
 def _find(path: str) -> list[FoundCheckpoint]:
-    """The checkpoints in a run's folder, the newest first, or the single one of a checkpoint's folder."""
-    here = Folder(path.rstrip("/"), single=True).read_single()
-    found = [here] if here.manifests or here.problems else Folder(path.rstrip("/")).scan()
+    """The checkpoints in a run's folder, the newest first, or the single one of a checkpoint's folder; at least one."""
+    single = Folder(path, single=True).read_single()
+    found = [single] if single.manifests or single.problems else Folder(path).scan()
     if not found:
         why = "without every:, a run saves its first checkpoint after 30 s of training"
         mend = 'nb.init(checkpoint={"folder": ..., "every": 100}) saves sooner;\nor pass the folder of another run'
@@ -142,7 +139,7 @@ def _show(found: list[FoundCheckpoint], args: argparse.Namespace, parser: Parser
         raise CheckpointError("there is no complete checkpoint", where=found[0].path)
     damage = chosen.check(digests=False)
     manifests = list(chosen.manifests.values())
-    names = [name for name in sorted({n for m in manifests for n in m.tensors}) if _is_wanted(name, args, parser)]
+    names = [name for name in sorted({n for m in manifests for n in m.tensors}) if _matches_only(name, args, parser)]
     forms = {name: form for manifest in manifests for name, form in manifest.tensors.items()}
     document = {group: to_plain(manifest) for group, manifest in chosen.manifests.items()}
     first = manifests[0]
@@ -170,24 +167,25 @@ def _show(found: list[FoundCheckpoint], args: argparse.Namespace, parser: Parser
 def _choose(
     found: list[FoundCheckpoint], find_faults: Callable[[FoundCheckpoint], Sequence[str]]
 ) -> FoundCheckpoint | None:
-    """The newest checkpoint without faults; skipped ones are reported on stderr, with their first fault."""
-    skipped: list[tuple[FoundCheckpoint, Sequence[str]]] = []
+    """The newest complete checkpoint without such faults; skipped ones are reported on stderr, with their first fault.
+    None if there is none.
+    """
+    skipped: list[str] = []
     for each in found:
-        faults = find_faults(each)
-        if each.is_committed and not faults:
-            for other, why in skipped:
-                print(f"skipping {other.path}: {why[0]}", file=sys.stderr)
+        faults = find_faults(each) if each.is_committed else each.check(digests=False)
+        if not faults:
+            for line in skipped:
+                print(line, file=sys.stderr)
             return each
-        skipped.append((each, faults))
+        skipped.append(f"skipping {each.path}: {faults[0]}")
     return None
 
 
-def _is_wanted(name: str, args: argparse.Namespace, parser: Parser) -> bool:
+def _matches_only(name: str, args: argparse.Namespace, parser: Parser) -> bool:
     try:
         return args.only is None or re.fullmatch(args.only, name) is not None
     except re.error as error:
         parser.error(f"--only {args.only}: {error}")
-        return False
 
 
 def _verify(found: list[FoundCheckpoint], args: argparse.Namespace, parser: Parser) -> int:
@@ -205,9 +203,9 @@ def _verify(found: list[FoundCheckpoint], args: argparse.Namespace, parser: Pars
 def _prune(found: list[FoundCheckpoint], args: argparse.Namespace, parser: Parser) -> Answer:
     if args.keep is None or not args.keep.isdecimal() or int(args.keep) < 1:
         parser.error("--keep needs a number of at least 1: --keep 3")
-    if len(found) == 1 and not re.search(r"step-\d+/?$", found[0].path):
-        raise CheckpointError("the folder is a single checkpoint, not the folder of a run", where=found[0].path)
-    folder = Folder(found[0].path.rpartition("/")[0])
+    if found[0].path == args.folder:
+        raise CheckpointError("the folder is a single checkpoint, not the folder of a run", where=args.folder)
+    folder = Folder(args.folder)
     folder.lock()
     gone = folder.prune(int(args.keep), digests=True)
     folder.unlock()
@@ -241,8 +239,13 @@ def _export(found: list[FoundCheckpoint], args: argparse.Namespace, parser: Pars
 
 def _read(source: Any, args: argparse.Namespace, parser: Parser) -> Iterator[tuple[str, Any]]:
     for name in sorted(source.tensors):
-        if not name.startswith(STATES) and _is_wanted(name, args, parser):
+        if not name.startswith(STATES) and _matches_only(name, args, parser):
             yield name, source.read(name).numpy()
+
+
+_COMMANDS: Mapping[str, Callable[[list[FoundCheckpoint], argparse.Namespace, Parser], int | Answer]] = {
+    "list": _list, "show": _show, "verify": _verify, "prune": _prune, "export": _export,
+}  # fmt: skip
 
 
 def _write_npz(arrays: Mapping[str, Any], path: str) -> None:

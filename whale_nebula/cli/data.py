@@ -135,7 +135,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _ask_service(command: str, args: argparse.Namespace, parser: Parser, name: str, folder: Path) -> Answer:
-    """Send a request of an account to an owner's service."""
+    """Ask an owner's service, as an account, for its datasets ("list") or for access to one ("request")."""
     if args.at is None:
         parser.error("missing data service: --at gpu.example.org:7100")
     cluster, _, dataset = name.partition("://") if command == "request" else (args.cluster, "", "")
@@ -192,7 +192,7 @@ def _publish(call: CommandCall) -> Answer:
 
 
 def describe_interface(interface: Interface) -> str:
-    """The schema and the limits of an interface, as text."""
+    """The schema, the limits and the description of an interface, as text."""
     limits = interface.limits
     bounds = [
         f"{most} {unit} {scope}"

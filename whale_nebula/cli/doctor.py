@@ -83,7 +83,8 @@ def main(argv: Sequence[str]) -> int:
 def _report(args: argparse.Namespace) -> int:
     checks = _check(args)
     ok = all(check.state != "bad" for check in checks)
-    print(json.dumps({"ok": ok, "checks": [asdict(each) for each in checks]}, indent=1) if args.json else _text(checks))
+    document = {"ok": ok, "checks": [asdict(each) for each in checks]}
+    print(json.dumps(document, indent=1) if args.json else _format_text(checks))
     return arguments.DONE if ok else arguments.FAILED
 
 
@@ -105,17 +106,18 @@ def _check(args: argparse.Namespace) -> list[Check]:
 
 _MARKS = {"ok": "ok  ", "note": "note", "warning": "WARN", "bad": "BAD "}
 _WIDE = 32
-"""Width of the column of findings; the explanation of a longer one is on a separate line."""
+"""Maximum width of the column of findings; the explanation of a longer one is on a separate line."""
 
 
-def _text(checks: Sequence[Check]) -> str:
+def _format_text(checks: Sequence[Check]) -> str:
+    """The checks as aligned lines, and a summary."""
     names = max(len(check.name) for check in checks)
-    found = max(len(check.found) for check in checks if len(check.found) <= _WIDE)
+    findings = max(len(check.found) for check in checks if len(check.found) <= _WIDE)
     lines, indent = [], " " * (names + 10)
     for check in checks:
         why, mend = check.why.replace("\n", f"\n{indent}"), check.mend.replace("\n", f"\n{indent}      ")
         apart = f"\n{indent}" * bool(why) if len(check.found) > _WIDE else "  "
-        lines.append(f"  {_MARKS[check.state]}  {check.name:<{names}}  {check.found:<{found}}{apart}{why}".rstrip())
+        lines.append(f"  {_MARKS[check.state]}  {check.name:<{names}}  {check.found:<{findings}}{apart}{why}".rstrip())
         lines += [f"{indent}mend: {mend}"] if mend else []
     bad, warned = (sum(check.state == state for check in checks) for state in ("bad", "warning"))
     end = f"{bad} of {len(checks)} must be fixed" if bad else "all requirements are met"
@@ -124,7 +126,7 @@ def _text(checks: Sequence[Check]) -> str:
 
 # ---------------------------------------------------------------------- the config
 def check_config(path: str) -> list[Check]:
-    """Check a clusters.yaml: raises if it is invalid, otherwise counts its contents."""
+    """Check a clusters.yaml, its certificates and its checkpoints; raises if the config is invalid."""
     config = load(path)
     if find_spec("cryptography") is not None:  # another check reports a missing one
         from whale_nebula.launch.gateways import check_names
@@ -140,7 +142,7 @@ def check_config(path: str) -> list[Check]:
 
 
 def _check_checkpoints(config: Config) -> Iterator[Check]:
-    """Check whether the checkpoint folder is writable, and the checkpoints in it, by the sizes of their files."""
+    """Check whether the checkpoint folder is writable and has room, and its checkpoints by the sizes of their files."""
     if config.checkpoint is None:
         return
     path = os.path.expanduser(config.checkpoint.folder)
@@ -196,11 +198,11 @@ def _format_count(number: int, what: str) -> str:
 
 
 # ---------------------------------------------------------------------- this machine
-_LITTLE = 2 * 2**30
+_LOW_MEMORY = 2 * 2**30
 
 
 def check_backend() -> Check:
-    """Check Keras's backend."""
+    """Check that Keras's backend, by the environment or its config file, is TensorFlow."""
     home, written = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras"), None
     with suppress(OSError, ValueError, AttributeError):
         written = json.loads((home / "keras.json").read_text("utf-8")).get("backend")
@@ -234,7 +236,7 @@ def check_onednn() -> Check:
 def check_memory() -> Check:
     """Check free memory, within the container's limit."""
     free = read_free_memory()
-    if free < _LITTLE:
+    if free < _LOW_MEMORY:
         why = "TensorFlow alone needs about 600 MiB in each process"
         return Check("free memory", "note", size(free), why, "use fewer processes on this machine, or a smaller model")
     return Check("free memory", "ok", size(free))
@@ -297,7 +299,7 @@ def _parse_release(version: str) -> list[int]:
 
 @cache
 def read_requirements() -> dict[str, str]:
-    """The required versions by package, from this package's metadata."""
+    """The required versions by package, from this package's metadata; empty if it is not installed."""
     try:
         lines = metadata.requires(OURS) or []
     except metadata.PackageNotFoundError:
@@ -356,7 +358,9 @@ def check_own_package() -> Check:
 
 
 def _find_folder(module: str) -> Path | None:
-    """The folder of a module; finding it imports its parent package, not the module itself."""
+    """The folder of the package `whale_nebula`, or the folder that contains one of its subpackages, which is not
+    imported. None if there is no such module.
+    """
     found = find_spec(module)
     if found is None or found.origin is None:
         return None

@@ -54,9 +54,8 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True)
 class Host:
-    """The workers of a cluster on this host, and its gateway if that is here.
-
-    `workers` are the addresses of all workers of the run.
+    """A host of a cluster: `here` names its workers, and the gateway if it is there ("gpu/gateway"). `workers` are the
+    addresses of all workers of the run, and `path` is the config's.
     """
 
     config: Config
@@ -103,19 +102,21 @@ class Host:
             return None
 
     def targets(self) -> Iterator[Target]:
-        """The identities that this host must reach: its gateway, or the workers of other clusters without one."""
-        own = self.config.gateway_of(self.cluster)
+        """The identities that this host must reach: from a gateway the other gateways; from a worker its gateway, if
+        any, the other workers of its cluster, and without a gateway those of other clusters.
+        """
+        gateway = self.config.gateway_of(self.cluster)
         for name in self.here:
             if name.endswith(f"/{GATEWAY}"):
                 for cluster in self.others:
                     if (address := self.config.gateway_of(cluster)) is not None:
                         yield Target(name, f"{cluster}/{GATEWAY}", address)
                 continue
-            if own is not None and self.others:
-                yield Target(name, f"{self.cluster}/{GATEWAY}", own)
+            if gateway is not None and self.others:
+                yield Target(name, f"{self.cluster}/{GATEWAY}", gateway)
             for there, address in self.workers.items():
                 near = cluster_of(there) == self.cluster
-                if there not in self.here and (near or own is None):
+                if there not in self.here and (near or gateway is None):
                     yield Target(name, there, address, dials=name > there)
 
 
@@ -123,8 +124,8 @@ def find_host(config: Config, path: str, cluster: str, *, worker: int | None = N
     """Determine which host of the config this is, by `worker` or `gateway`, otherwise by its network addresses."""
     if config.clusters and cluster not in config.clusters:
         resolve(config, os.environ, PlacementRequest(cluster))  # its error suggests a cluster
-    own = config.clusters[cluster].gateway if cluster in config.clusters else None
-    has_gateway = gateway or (worker is None and own is not None and is_local(host_of(own)))
+    address = config.clusters[cluster].gateway if cluster in config.clusters else None
+    has_gateway = gateway or (worker is None and address is not None and is_local(host_of(address)))
     try:
         found = resolve(config, os.environ, PlacementRequest(cluster, worker, local=is_local)).placement
         here, workers = found.here, found.addresses
@@ -134,7 +135,7 @@ def find_host(config: Config, path: str, cluster: str, *, worker: int | None = N
         here, workers = (), config.addresses
     if has_gateway and worker is None and (gateway or not any(is_local(host_of(workers[each])) for each in here)):
         here = ()
-    if has_gateway and own is None:
+    if has_gateway and address is None:
         mend = f'clusters: {{{cluster}: {{gateway: "10.77.0.1:7100"}}}}'
         raise ConfigError(f"cluster {cluster!r} has no gateway", where=path, mend=mend)
     return Host(config, path, cluster, (*here, *[f"{cluster}/{GATEWAY}"] * has_gateway), workers)
@@ -144,7 +145,9 @@ _SOON = timedelta(days=2)
 
 
 def check_certificates(host: Host) -> Iterator[Check]:
-    """Checks of certificates: two for each identity of this host, and those of the authority."""
+    """Checks of certificates: of each identity of this host its certificate, its key and other keys next to that; and
+    those of the authority.
+    """
     authority: list[Check] = []
     for name in host.here:
         files = host.files(name)
@@ -175,7 +178,7 @@ def _check_time_left(label: str, ends: datetime, what: str, mend: str) -> Check:
 
 
 def _check_other_keys(host: Host, name: str, files: Files) -> Iterator[Check]:
-    """Private keys in the same folder that belong to no identity of this host."""
+    """A warning if the folder has private keys that belong to no identity of this host."""
     here = {host.identity(each).stem for each in host.here}
     others = [path.name for path in find_other_keys(files) if path.stem not in here and path.name != AUTHORITY_KEY]
     if others:
@@ -202,7 +205,8 @@ def _check_authority(credentials: Credentials) -> Iterator[Check]:
 
 
 _OLD = timedelta(days=7)
-_APART_NOTE, _APART_BAD = 1.0, 60.0
+"""The age from which on a measurement of a link should be repeated."""
+_CLOCK_WARNING, _CLOCK_BAD = 1.0, 60.0
 
 
 def check_links(host: Host) -> Iterator[Check]:
@@ -238,14 +242,14 @@ def _check_link(host: Host, cluster: str, found: LinkMeasurement, ago: str, *, m
 
 
 def check_clock(found: LinkMeasurement, cluster: str, ago: str) -> Check:
-    """Check the difference between the clocks of the two ends."""
+    """Check the difference between the clocks of the two ends, as measured `ago`."""
     apart, label = abs(found.clock), f"clock of {cluster}"
-    if apart < _APART_NOTE:
+    if apart < _CLOCK_WARNING:
         return Check(label, "ok", f"{1e3 * apart:.0f} ms apart", ago)
     ahead = (found.clock > 0) == (found.clusters[1] == cluster)
     text = f"{apart:.1f} s {'ahead' if ahead else 'behind'}"
     why = f"{ago}; each host checks certificates by its own clock, and one that is five minutes behind refuses new ones"
-    return Check(label, "warning" if apart < _APART_BAD else "bad", text, why, "timedatectl set-ntp true on both hosts")
+    return Check(label, "warning" if apart < _CLOCK_BAD else "bad", text, why, "timedatectl set-ntp true on both hosts")
 
 
 def check_versions(cluster: str, own_versions: Mapping[str, Any], peer_versions: Mapping[str, Any], ago: str) -> Check:
@@ -267,7 +271,7 @@ _FILES_EACH = 8  # connections to another worker, and spare ones to reconnect
 
 
 def check_network(host: Host) -> Iterator[Check]:
-    """All checks of this host's network."""
+    """Checks of TCP's congestion control and of the number of open files."""
     yield check_congestion_control(read_congestion_control())
     used = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     yield check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0], used, len(host.workers))
@@ -381,7 +385,9 @@ def _check_target(host: Host, target: Target) -> Check:
 
 
 def _describe_closed(label: str, target: Target, found: str, why: str) -> Check:
-    """The check of a target that does not listen yet; one that does not answer at all is behind a firewall."""
+    """The check of a target to which no connection was made: a note if it refuses, as it may not have been started, or
+    if it is the one that connects.
+    """
     if found == "refused":
         command = "gateway" if target.there.endswith("gateway") else "run"
         why = "the host is up, but nothing listens there yet; start it, then run doctor again"

@@ -99,14 +99,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(args: argparse.Namespace, stop_reasons: queue.SimpleQueue[str]) -> int:
-    sites = [_read_site(stop_reasons)] if args.stdin else _find_sites(args)
+    settings = [_read_settings(stop_reasons)] if args.stdin else _load_settings(args)
     with contextlib.ExitStack() as resources:
         if args.token_file is not None:
             from whale_nebula.cli.login import renew_certificates
 
-            own = [sites[0].identity]
-            resources.enter_context(renew_certificates(args.config, own, args.account, args.token_file))
-        return _serve(args, start_gateways(sites), stop_reasons)
+            identities = [settings[0].identity]
+            resources.enter_context(renew_certificates(args.config, identities, args.account, args.token_file))
+        return _serve(args, start_gateways(settings), stop_reasons)
 
 
 def _serve(args: argparse.Namespace, gateways: Sequence[Gateway], stop_reasons: queue.SimpleQueue[str]) -> int:
@@ -123,8 +123,8 @@ def _serve(args: argparse.Namespace, gateways: Sequence[Gateway], stop_reasons: 
     return arguments.DONE
 
 
-def _find_sites(args: argparse.Namespace) -> list[GatewaySettings]:
-    """The cluster's gateway sites in all runs of the given configs."""
+def _load_settings(args: argparse.Namespace) -> list[GatewaySettings]:
+    """The settings of the cluster's gateway in each run: of --config, and of the configs of --also."""
     first = GatewaySettings.from_config(load(args.config), args.cluster, args.config, args.listen)
     first = first if args.audit is None else replace(first, audit=Path(os.path.abspath(args.audit)))
     if args.services is not None:
@@ -133,8 +133,8 @@ def _find_sites(args: argparse.Namespace) -> list[GatewaySettings]:
     return [first, *(GatewaySettings.from_config(load(path), args.cluster, path) for path in paths)]
 
 
-def _find_services(folder: str, site: GatewaySettings) -> Path:
-    if site.files is None:
+def _find_services(folder: str, settings: GatewaySettings) -> Path:
+    if settings.files is None:
         why = "TLS distinguishes logins and data from workers, but the config has insecure: true"
         raise ConfigError("--services needs TLS", why=why, mend="remove --services")
     if not os.path.isdir(folder):
@@ -143,18 +143,18 @@ def _find_services(folder: str, site: GatewaySettings) -> Path:
     return Path(os.path.abspath(folder))
 
 
-def start_gateways(sites: Sequence[GatewaySettings]) -> list[Gateway]:
+def start_gateways(settings: Sequence[GatewaySettings]) -> list[Gateway]:
     """Start the gateways of several runs in this process, all or none; their frames share each link fairly."""
-    seen: dict[Path, GatewaySettings] = {}
-    for site in sites:
-        other = seen.setdefault(site.audit, site)
-        if other is not site:
-            what = f"the gateways of runs {other.run!r} and {site.run!r} would write the same audit log"
-            raise ConfigError(what, where=str(site.audit), mend="use a separate folder for each run's config")
+    by_log: dict[Path, GatewaySettings] = {}
+    for each in settings:
+        other = by_log.setdefault(each.audit, each)
+        if other is not each:
+            what = f"the gateways of runs {other.run!r} and {each.run!r} would write the same audit log"
+            raise ConfigError(what, where=str(each.audit), mend="use a separate folder for each run's config")
     lines, gateways = SharedLines(), []
     try:
-        for site in sites:
-            gateway = Gateway(site, lines=lines)
+        for each in settings:
+            gateway = Gateway(each, lines=lines)
             gateway.start()
             gateways.append(gateway)
     except BaseException:
@@ -165,15 +165,15 @@ def start_gateways(sites: Sequence[GatewaySettings]) -> list[Gateway]:
 
 
 def _await_stop(stop_reasons: queue.SimpleQueue[str]) -> str:
-    """Wait for the reason to stop the gateway. A signal delivered to another thread is handled when this one wakes."""
+    """Wait for the reason to stop the gateway. It wakes regularly, as Python handles signals in this thread only."""
     while True:
         with contextlib.suppress(queue.Empty):
             return stop_reasons.get(timeout=_LOOK_SECONDS)
 
 
-def _read_site(stop_reasons: queue.SimpleQueue[str]) -> GatewaySettings:
+def _read_settings(stop_reasons: queue.SimpleQueue[str]) -> GatewaySettings:
     """Read the gateway's settings from a launcher, which holds the pipe open as long as it needs the gateway."""
-    site = GatewaySettings.from_json(sys.stdin.readline())
+    settings = GatewaySettings.from_json(sys.stdin.readline())
 
     def wait() -> None:
         while sys.stdin.read(1):
@@ -181,30 +181,32 @@ def _read_site(stop_reasons: queue.SimpleQueue[str]) -> GatewaySettings:
         stop_reasons.put("stopped by its launcher")
 
     threading.Thread(target=wait, name="nebula-leash", daemon=True).start()
-    return site
+    return settings
 
 
 def _print_introduction(gateway: Gateway, *, as_json: bool, launched: bool) -> None:
-    """A line with the gateway's identity, address, and trusted authorities. With `launched` its launcher has issued
-    all keys, for one run on this machine.
+    """Print a line with the gateway's identity, address, and trusted authorities; warn about private keys of others in
+    its folder, unless it was `launched`: then its launcher has issued all keys, for one run on this machine.
     """
-    site, trusts = gateway.settings, gateway.trusts
-    if site.files is None:
+    settings, trusts = gateway.settings, gateway.trusts
+    if settings.files is None:
         remark("INSECURE: TRUE. Connections are neither encrypted nor authenticated.")
-    elif not launched and (found := [path.name for path in find_other_keys(site.files)]):
+    elif not launched and (found := [path.name for path in find_other_keys(settings.files)]):
         remark(
-            f"WARNING: {site.files.key.parent} contains private keys of others ({', '.join(found)}): whoever takes "
+            f"WARNING: {settings.files.key.parent} contains private keys of others ({', '.join(found)}): whoever takes "
             "over this gateway can impersonate them; keep only ca.pem, revoked.json and its own two files on its host"
         )
     if as_json:
-        print(json.dumps({"gateway": site.identity.worker, "listens": gateway.address, "trusts": trusts}), flush=True)
+        introduction = {"gateway": settings.identity.worker, "listens": gateway.address, "trusts": trusts}
+        print(json.dumps(introduction), flush=True)
         return
-    paced = {name: f", {rate * 8 / 1e6:g} Mbit/s" for name, rate in site.rates.items() if rate is not None}
-    ways = {name: (address or "it connects to us") + paced.get(name, "") for name, address in site.gateways.items()}
-    others = ", ".join(f"{name} ({way})" for name, way in ways.items())
-    services = "" if site.services is None else f"; logins and data are forwarded to the services in {site.services}"
+    rates = {name: f", {rate * 8 / 1e6:g} Mbit/s" for name, rate in settings.rates.items() if rate is not None}
+    addresses = {name: address or "it connects to us" for name, address in settings.gateways.items()}
+    others = ", ".join(f"{name} ({address}{rates.get(name, '')})" for name, address in addresses.items())
+    folder = settings.services
+    services = "" if folder is None else f"; logins and data are forwarded to the services in {folder}"
     print(
-        f"whale-nebula: gateway of cluster {site.cluster}, run {site.run}, listens on {gateway.address}{services}; "
-        f"to {others or 'no other cluster'}; trusts {trusts}; audit log {site.audit}",
+        f"whale-nebula: gateway of cluster {settings.cluster}, run {settings.run}, listens on "
+        f"{gateway.address}{services}; to {others or 'no other cluster'}; trusts {trusts}; audit log {settings.audit}",
         flush=True,
     )

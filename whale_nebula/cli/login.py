@@ -103,12 +103,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _find_service(args: argparse.Namespace, parser: Parser) -> tuple[str, int]:
-    """The host and the port where accounts log in."""
+    """The host and the port where accounts log in: --at, or the cluster's gateway in --config."""
     at = args.at or load_config(args).gateway_of(args.cluster)
     if at is None:
         parser.error(f"missing --at HOST:PORT: the config has no gateway of {args.cluster}")
-    host, _, port = at.rpartition(":")
-    return host.strip("[]"), parser.number("--at", port) or 0
+    return parser.address("--at", at)
 
 
 def print_line(text: str) -> None:
@@ -141,7 +140,7 @@ class Login:
         self.args, self.hours = args, hours
 
     def log_in(self) -> datetime:
-        """Request certificates; returns their expiry."""
+        """Request certificates, write them and the deny lists, and report; returns the earliest expiry."""
         account = self.args.account or user_name()
         for identity in self.requested_identities:
             self._check_account(identity, account)
@@ -165,8 +164,8 @@ class Login:
             self.report(json.dumps(document))
         else:
             workers = ", ".join(each.identity.worker for each in requests)
-            account = f"{answer.get('account')} ({answer.get('role')})"
-            self.report(f"logged in as {account}: {workers}, valid until {until:%Y-%m-%d %H:%M} UTC")
+            name = f"{answer.get('account')} ({answer.get('role')})"
+            self.report(f"logged in as {name}: {workers}, valid until {until:%Y-%m-%d %H:%M} UTC")
         return until
 
     def _check_account(self, identity: Identity, account: str) -> None:
@@ -191,7 +190,7 @@ class Login:
                 owners.store_deny_list(self.folder, text.encode("utf-8", "replace"), known, refuse=False)
 
     def find_expiry(self) -> datetime | None:
-        """The expiry of the present certificates; None if one is missing or not valid."""
+        """The earliest expiry of the present certificates; None if one is missing or not valid."""
         ends = []
         for each in self.requested_identities:
             try:
@@ -263,7 +262,7 @@ def keep_logged_in(
 
 
 def _ask_secret(args: argparse.Namespace) -> tuple[str, str, str | None]:
-    """Ask for the kind of the secret, the secret, and a new password if needed."""
+    """The kind of the secret, the secret, and with an invitation the new password: read from files, or asked for."""
     if args.token_file is not None:
         return TOKEN, read_secret(args.token_file, "token").strip(), None
     if args.invitation:

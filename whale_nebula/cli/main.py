@@ -15,7 +15,7 @@ from whale_nebula import __version__
 from whale_nebula.cli.arguments import DONE, INTERRUPTED, SIGNALLED
 from whale_nebula.errors.text import did_you_mean
 
-COMMANDS = {  # commands with their modules in this package
+COMMANDS = {  # the help of each command, which is the `main` of the module with its name in this package
     "run": "run a script as the workers of this host: whale-nebula run --config clusters.yaml --cluster gpu train.py",
     "show": "show the plan of a script (stages, boundaries, schedule, traffic), or a saved plan or report",
     "plan": "find the best plan for a script without scopes: whale-nebula plan train.py --config clusters.yaml",

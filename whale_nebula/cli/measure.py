@@ -74,12 +74,12 @@ def _run(args: argparse.Namespace) -> int:
             mend=f"--cluster: {did_you_mean(args.cluster, config.clusters)}",
         )
     clusters = Clusters.of(config) if config.clusters else Clusters.of(config, sizes={"local": 1})
-    found = _measure(clusters, again=args.again, quick=args.quick)
+    measurement = _complete_measurement(clusters, again=args.again, quick=args.quick)
     if args.cluster is not None:
         _measure_links(config, args.config, args.cluster, again=args.again)
     from whale_nebula.runtime.clusters import add_stored_measurements
 
-    completed = found.complete(clusters, is_local)
+    completed = measurement.complete(clusters, is_local)
     if args.config is not None:
         completed = add_stored_measurements(completed, args.config)
     if args.save is not None:
@@ -90,8 +90,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 # ---------------------------------------------------------------------- this machine
-def _measure(clusters: Clusters, *, again: bool, quick: bool) -> Measurement:
-    """The stored measurements of this machine, completed by new ones that these clusters need."""
+def _complete_measurement(clusters: Clusters, *, again: bool, quick: bool) -> Measurement:
+    """The stored measurements of this machine, completed by new ones that these clusters need. They are stored, too,
+    unless they are `quick`.
+    """
     known, why = (None, "") if again or quick else read_measurement()
     if why:
         remark(f"{why}; measuring again")
@@ -117,14 +119,14 @@ _UNSTEADY = 0.3
 
 
 def _report_unsteady(found: Measurement) -> None:
-    """Report the number that differed most between its runs, if that is a lot: something else was running."""
+    """Report how many numbers differed by more than `_UNSTEADY` between their runs, and the one that differed most."""
     spreads = {name: each.spread for name, each in found.sources.items() if each.spread is not None}
-    many = [name for name, spread in spreads.items() if spread > _UNSTEADY]
-    if many:
-        worst = max(many, key=spreads.__getitem__)
+    unsteady = [name for name, spread in spreads.items() if spread > _UNSTEADY]
+    if unsteady:
+        worst = max(unsteady, key=spreads.__getitem__)
         remark(
-            f"{len(many)} of {len(spreads)} numbers differed by more than {_UNSTEADY:.0%} between runs, most {worst} "
-            f"({spreads[worst]:.0%}): use --again while nothing else runs"
+            f"{len(unsteady)} of {len(spreads)} numbers differed by more than {_UNSTEADY:.0%} between runs, most "
+            f"{worst} ({spreads[worst]:.0%}): use --again while nothing else runs"
         )
 
 
@@ -132,7 +134,9 @@ _Measure = Callable[[Measurement, bool], Measurement]
 
 
 def _list_missing(clusters: Clusters, found: Measurement) -> Iterator[tuple[str, _Measure]]:
-    """The measurements of this machine that these clusters need and that are unknown."""
+    """The names and functions of the measurements that these clusters need, and that are unknown; why others are not
+    made is reported.
+    """
     local = [worker for worker in clusters.workers if is_local(worker.machine)]
     if not local:
         remark("no worker of this config is on this machine, so its kernels are not measured")
@@ -142,36 +146,36 @@ def _list_missing(clusters: Clusters, found: Measurement) -> Iterator[tuple[str,
         remark("the config has flops of all workers on this machine, so its kernels are not measured")
     if not found.codecs:
         yield "codecs", _measure_codecs
-    shared = [each for each in clusters.clusters if len(each.workers) > 1]
-    for cluster in shared:
+    with_collectives = [each for each in clusters.clusters if len(each.workers) > 1]
+    for cluster in with_collectives:
         if not all(worker in local for worker in cluster.workers):
             remark(
                 f"collectives of {cluster.name} are not measured: its workers are on several machines; a run "
                 "under nb.auto_parallel measures them"
             )
-    if not found.collectives and any(all(worker in local for worker in each.workers) for each in shared):
+    if not found.collectives and any(all(worker in local for worker in each.workers) for each in with_collectives):
         yield "collectives between two processes", _measure_collectives
 
 
 def _measure_device(found: Measurement, quick: bool) -> Measurement:
     from whale_nebula.measure import device
 
-    parser = device.measure_device(device.QUICK if quick else device.FULL, remark)
-    return _add_sources(replace(found, device=parser.device), "device", parser.spreads)
+    measured = device.measure_device(device.QUICK if quick else device.FULL, remark)
+    return _add_sources(replace(found, device=measured.device), "device", measured.spreads)
 
 
 def _measure_codecs(found: Measurement, quick: bool) -> Measurement:
     from whale_nebula.measure import device
 
-    parser = device.measure_codecs(device.QUICK if quick else device.FULL, remark)
-    return _add_sources(replace(found, codecs=parser.seconds_per_byte), "codecs", parser.spreads)
+    measured = device.measure_codecs(device.QUICK if quick else device.FULL, remark)
+    return _add_sources(replace(found, codecs=measured.seconds_per_byte), "codecs", measured.spreads)
 
 
 def _measure_collectives(found: Measurement, quick: bool) -> Measurement:
     from whale_nebula.measure import collectives
 
-    parser = collectives.measure_collectives(collectives.QUICK if quick else collectives.FULL, remark)
-    return _add_sources(replace(found, collectives=parser.collectives), "collectives", parser.spreads)
+    measured = collectives.measure_collectives(collectives.QUICK if quick else collectives.FULL, remark)
+    return _add_sources(replace(found, collectives=measured.collectives), "collectives", measured.spreads)
 
 
 def _add_sources(found: Measurement, part: str, spreads: Mapping[str, float]) -> Measurement:

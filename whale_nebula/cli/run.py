@@ -73,9 +73,8 @@ def report_end(ended: Ended, signal_handler: SignalHandler, *, as_json: bool) ->
 
 
 def _describe_others(result: Result, first: str | None) -> Iterator[str]:
-    """The messages of the workers that failed after the first, except those that the launcher killed.
-
-    Messages that only repeat the first failure are omitted.
+    """A line for each worker that failed after the `first`, except those that the launcher killed. For the same cause
+    the error is not repeated.
     """
     cause = "" if first is None else result.outcomes[first].err
     for name, outcome in result.outcomes.items():
@@ -88,12 +87,13 @@ def _describe_others(result: Result, first: str | None) -> Iterator[str]:
 
 
 def _complete_error(why: str, errors: str) -> str:
-    """The full text of an error of this library, as tracebacks may separate it from the summary."""
-    word = find_last_error_line(errors)
-    return why.removesuffix(word) + find_last_message(errors) if word and why.endswith(word) else why
+    """The reason of a failure; if it ends with the last line of a worker's error, with all lines of that error."""
+    line = find_last_error_line(errors)
+    return why.removesuffix(line) + find_last_message(errors) if line and why.endswith(line) else why
 
 
 def _describe_end(ended: Ended, signal_handler: SignalHandler) -> tuple[int, str | None, str]:
+    """The exit status, the worker that failed first, if any, and the reason; "" if all have succeeded."""
     result = ended.result
     if signal_handler.second_signal is not None:
         return arguments.SIGNALLED + signal_handler.second_signal, None, "the workers were killed"
@@ -116,7 +116,7 @@ def _describe_end(ended: Ended, signal_handler: SignalHandler) -> tuple[int, str
 
 
 def _describe_start(args: argparse.Namespace, config: Config, found: Resolved, script: Sequence[str]) -> Answer:
-    """Describe what would be started."""
+    """Describe what would be started (--dry-run)."""
     workers = []
     for worker, address in found.placement.addresses.items():
         cluster, here = cluster_of(worker), worker in found.placement.here
@@ -308,8 +308,8 @@ def _start(
         if args.token_file is not None:
             from whale_nebula.cli.login import renew_certificates
 
-            own = [CertifiedIdentity.of_worker(config.run_name, each) for each in placement.here]
-            resources.enter_context(renew_certificates(args.config, own, args.account, args.token_file))
+            identities = [CertifiedIdentity.of_worker(config.run_name, each) for each in placement.here]
+            resources.enter_context(renew_certificates(args.config, identities, args.account, args.token_file))
         security = gateways.configured_files(config, placement.here, args.config)
         tenant = gateways.check_files(security, config.run_name)
     if args.standby:
@@ -323,10 +323,10 @@ def _start(
     if config.elastic and sizes.anchor is not None:
         remark(f"{sizes.anchor} is the anchor: its launcher decides on absent workers, and without it the run waits")
 
-    shown = args.control is not None or args.metrics is not None
-    reports = resources.enter_context(tempfile.TemporaryDirectory(prefix="whale-nebula-")) if shown else None
+    has_metrics = args.control is not None or args.metrics is not None
+    reports = resources.enter_context(tempfile.TemporaryDirectory(prefix="whale-nebula-")) if has_metrics else None
 
-    def list_workers() -> dict[str, Identity]:
+    def make_identities() -> dict[str, Identity]:
         return create_identities(
             sizes.select_placement(), config, security, listen=listen, path=args.config, everywhere=args.all,
             memory=memory, absent=sizes.find_absent(), asked=sizes.path, ended=signal_handler.ended_at, reports=reports,
@@ -336,8 +336,8 @@ def _start(
     sys.stdout.flush()
     output = resources.enter_context(_open_output())
     if args.all:
-        watching = gateways.run_gateways(config, placement, security, restarts=config.restarts, report=remark)
-        resources.enter_context(watching)
+        running = gateways.run_gateways(config, placement, security, restarts=config.restarts, report=remark)
+        resources.enter_context(running)
         if names := " and ".join(gateways.list_gateway_names(config)):
             remark(f"{names} run here, too; their audit logs are deleted after the run (between hosts they are kept)")
     argv = ["-m", "whale_nebula.launch.child", *script]
@@ -350,7 +350,7 @@ def _start(
         if epoch:
             await_free_ports(listen, config.patience)
         approvals = _check_approvals(config, args.config, placement, script[0], tenancy)
-        workers, enforcer = list_workers(), None if tenancy is None else tenancy.limits
+        workers, enforcer = make_identities(), None if tenancy is None else tenancy.limits
         if tenancy is not None:
             policy = {**describe_policy(config, args.config), "approvals": approvals}
             tenancy.note_start(list(workers), script[0], epoch, policy)
@@ -367,10 +367,9 @@ def _start(
             finally:
                 signal_handler.job, signal_handler.ended_at = None, time.time()
 
-    rule, is_stopped = RestartPolicy(config.restarts, config.patience), lambda: signal_handler.first_signal is not None
-
     attempts = Attempts(
-        rule, start, rest=signal_handler.rest, is_stopped=is_stopped, report=remark, changes=sizes.adopt_counts,
+        RestartPolicy(config.restarts, config.patience), start, rest=signal_handler.rest, report=remark,
+        is_stopped=lambda: signal_handler.first_signal is not None, changes=sizes.adopt_counts,
         is_left=lambda: sizes.is_left, note_failure=sizes.note_failure,
     )  # fmt: skip
     metrics = partial(_render_metrics, reports, sizes, signal_handler)
@@ -393,8 +392,8 @@ def _start(
 def _check_approvals(
     config: Config, source: str | None, placement: Placement, script: str, tenancy: Tenancy | None
 ) -> list[str]:
-    """The serial numbers of the approvals of a script, if the config requires them; the refusal of an account's start
-    is logged.
+    """The serial numbers of the approvals of a script, if the config requires them. A script without one is refused,
+    which is recorded if the run belongs to an account.
     """
     clusters = dict.fromkeys(map(cluster_of, placement.here)) if config.approvals is not None else ()
     try:
@@ -408,7 +407,7 @@ def _check_approvals(
 
 
 def _check_room(tenant: Tenant | None, home: str | None, folder: str, need: int) -> None:
-    """Check that the account of this run, if it has one, may write so many more bytes to a folder."""
+    """Check that the account of this run, if it has one, may write `need` more bytes to a folder."""
     if tenant is not None:
         check_disk_limit(tenant, [Path(each) for each in (home, folder) if each is not None], need)
 
@@ -451,13 +450,13 @@ def _serve_control(
 
 
 def _resize(sizes: Sizes, signal_handler: SignalHandler, counts: Mapping[str, int]) -> None:
-    """Request numbers of workers."""
+    """Request numbers of workers by cluster, for the next start."""
     if sizes.request_counts(counts):
         signal_handler.apply_resize()
 
 
 def _preempt() -> None:
-    """Ask all workers to save and leave, as SIGTERM does."""
+    """Ask all workers to save and leave: a SIGTERM to this launcher."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -497,8 +496,12 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @dataclass
 class SignalHandler:
-    """The signals received so far. Before workers are started, a signal ends the command; between two starts, it
-    prevents the next one (`restart_cancelled`).
+    """The reaction to signals, by the state of the run: the running `job`, None between two starts, `ended_at` (the
+    time when the last one ended) and the number of `starts`.
+
+    A signal ends the command before the first start. While workers run, the first signal asks them to exit within
+    `patience` seconds, and the second kills them. Between two starts a signal prevents the next one
+    (`restart_cancelled`).
     """
 
     patience: float
@@ -511,7 +514,7 @@ class SignalHandler:
     _rest_queue: queue.SimpleQueue[int] | None = None
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal, which may arrive in the middle of a print: writes to the descriptor directly."""
+        """Handle a signal. It may arrive in the middle of a print, so this writes to the descriptor directly."""
         name = signal.Signals(number).name
         between = self.job is None and self.ended_at is not None  # between two starts, or after the last one
         if self.job is None and not between:

@@ -84,5 +84,5 @@ def _check(parser: Parser, args: argparse.Namespace, words: Words) -> None:
         parser.error("missing script: whale-nebula show train.py")
     if args.report is not None and (words.script is not None or args.mermaid or args.html or args.save):
         parser.error("--report shows a file of a run, and can be combined only with --json")
-    if args.steps is not None and (args.all or not args.steps.isdigit() or int(args.steps) < 1):
+    if args.steps is not None and (args.all or not args.steps.isdecimal() or int(args.steps) < 1):
         parser.error("--steps needs a number of at least 1, and cannot be combined with --all")

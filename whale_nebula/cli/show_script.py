@@ -61,7 +61,7 @@ def show_script(args: argparse.Namespace, words: Words, command: str = "show") -
 
 
 def collect_plans(path: str, arguments: Sequence[str], collector: PlanCollector) -> ScriptEnd:
-    """Run a script, whose steps the onlooker plans."""
+    """Run a script, and plan its steps by the collector; returns how the script ended."""
     check_script(path)
     if collector.config is not None:  # report its faults before a long run of the script
         load(collector.config)
@@ -75,7 +75,7 @@ def collect_plans(path: str, arguments: Sequence[str], collector: PlanCollector)
 
 
 def report_nothing(path: str, ending: ScriptEnd, collector: PlanCollector, as_json: bool, command: str) -> int:
-    """Report that the script ended without a plan."""
+    """Report to a command (show, plan or approve) that the script ended without a plan; returns the exit status."""
     kind = "step with scopes" if command == "show" else "step"
     if isinstance(ending.error, KeyboardInterrupt):
         return exits.INTERRUPTED
@@ -153,7 +153,8 @@ def _numbered_path(path: str, number: int) -> str:
 # ---------------------------------------------------------------------- running the script up to its steps
 @dataclass
 class PlanCollector:
-    """Plans the first `most_plans` distinct steps; `config` and `links` replace those of the script's `init`.
+    """An observer that plans the first `most_plans` distinct steps of a script; `config` and `links` replace those of
+    the script's `init`.
 
     Steps return zeros, so that later ones are reached; a script that is about to save the untrained model is therefore
     stopped. `end_reason` is the reason if not all steps were reached.
@@ -181,7 +182,7 @@ class PlanCollector:
         return self.shown.plans if "shown" in self.__dict__ else []
 
     def close(self) -> None:
-        """Restore functions that save."""
+        """Restore the functions that save models, which stop the script while it runs."""
         if "shown" in self.__dict__:
             self.shown.open_patches.close()
 
@@ -196,7 +197,9 @@ class PlanCollector:
         self.shown.suppress_callbacks()
 
     def observe_step(self, step: Any, layout: Any, tensors: Any, unpack: Any) -> Any:
-        """Plan a step, and return zeros as its results."""
+        """Plan a step; returns zeros for its results, as the only element of a tuple. None if the step must run, as it
+        has no scopes and does not train.
+        """
         found = self.shown.observe_step(step, layout, tensors, unpack)
         if found is None:
             return None
@@ -239,7 +242,7 @@ class ScriptEnd:
 
 
 def check_script(path: str) -> None:
-    """Refuse a file that is not a script. One that ends in .py is accepted: Python reports its errors best."""
+    """Refuse a file that is not a script. One that ends in .py is accepted, as Python reports syntax errors itself."""
     if path.endswith(_SCRIPTS):
         return
     ending = os.path.splitext(path)[1]
@@ -252,7 +255,7 @@ def check_script(path: str) -> None:
 
 
 def _run_script(path: str, arguments: Sequence[str], observer: Observer) -> ScriptEnd:
-    """Run a script with its output redirected to stderr, as stdout is for the answer."""
+    """Run a script with this observer, and its output redirected to stderr, as stdout is for the answer."""
     argv, first = sys.argv, sys.path[0]
     sys.argv, sys.path[0] = [path, *arguments], os.path.dirname(os.path.abspath(path))
     with _redirect_output(), use_observer(observer):

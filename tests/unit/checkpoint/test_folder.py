@@ -133,6 +133,25 @@ def test_prune_does_not_count_damaged_checkpoints(folder: Folder) -> None:
     assert folder.prune(1) == [3] and [each.step for each in folder.scan()] == [9, 6]
 
 
+def test_prune_refuses_the_folder_of_one_checkpoint(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    """It would otherwise remove the other checkpoints of its run."""
+    for step in (3, 6):
+        save_checkpoint(folder, step)
+    assert main(["prune", folder.step_path(6), "--keep", "1"]) != 0
+    assert "a single checkpoint, not the folder of a run" in capsys.readouterr().err
+    assert [each.step for each in folder.scan()] == [6, 3]
+    assert main(["prune", f"{folder.path}/", "--keep", "1"]) == 0 and [each.step for each in folder.scan()] == [6]
+
+
+def test_show_skips_a_checkpoint_that_was_not_committed(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    save_checkpoint(folder, 3)
+    save_checkpoint(folder, 5, start=Start("token", WORKERS))
+    assert main(["show", folder.path]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(f"{folder.step_path(3)}: step 3")
+    assert err == f"skipping {folder.step_path(5)}: it has no manifest: the run stopped while writing it\n"
+
+
 @pytest.mark.parametrize("kind", ["npz", "safetensors"])
 def test_export_writes_all_tensors_and_skips_damaged_checkpoints(
     kind: str, folder: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -200,6 +200,7 @@ REFUSED_COMMANDS = {
     "issue --cluster gpu --role gatway": (2, "did you mean 'gateway'"),
     "issue --cluster gpu --index 0 --count 2": (2, "cannot be combined"),
     "issue --cluster gpu --index -1": (2, "needs a number"),
+    "issue --cluster gpu --count 65536": (2, "needs a number from 0 to 65535"),
     "issue --cluster gpu --index x": (2, "not 'x'"),
     "issue --cluster gpu --count 0": (2, "at least 1"),
     "issue --cluster gpu --role gateway --count 2": (2, "one gateway"),

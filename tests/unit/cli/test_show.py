@@ -339,6 +339,7 @@ def test_missing_or_invalid_file_exit_status(
         ["train.py", "--json", "--mermaid"],
         ["train.py", "--steps", "none"],
         ["train.py", "--steps", "0"],
+        ["train.py", "--steps", "²"],
         ["train.py", "--steps", "2", "--all"],
         ["train.py", "--html"],
         ["--report", "a", "train.py"],
