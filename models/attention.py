@@ -24,12 +24,14 @@ class Cache(NamedTuple):
 
 
 def near_zero(spread: float) -> keras.initializers.Initializer:
-    """BERT's initializer: normal with this deviation, truncated at twice of it. Each weight needs its own instance."""
+    """BERT's initializer: normal with this standard deviation, truncated at twice that. An instance always draws the
+    same values, so each weight needs its own.
+    """
     return keras.initializers.TruncatedNormal(stddev=spread)
 
 
 def causal(length: Any) -> Any:
-    """The causal mask, as (queries, keys).
+    """The causal mask (queries, keys): each position sees itself and those before it.
 
     >>> causal(3).numpy().astype(int).tolist()
     [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
@@ -39,7 +41,7 @@ def causal(length: Any) -> Any:
 
 
 def expand_mask(visible: Any) -> Any:
-    """Expand `visible` (rows, keys) to a mask for all heads and queries."""
+    """Expand `visible` (rows, keys) to (rows, 1, 1, keys), a mask for all heads and queries."""
     return visible[:, None, None, :]
 
 
@@ -88,8 +90,8 @@ class Attention(Configured):
     def call(self, hidden: Any, memory: Any = None, allowed: Any = None, training: bool | None = None) -> Any:
         """Attention of each position of `hidden` to `memory` (to `hidden` itself if None).
 
-        `allowed` is a bool mask that broadcasts to (rows, heads, queries, keys): `among(visible)`, `causal(length)`, or
-        both combined by `&`.
+        `allowed` is a bool mask that broadcasts to (rows, heads, queries, keys): `expand_mask(visible)`,
+        `causal(length)`, or both combined by `&`.
         """
         return self.attend_cache(hidden, self.make_cache(hidden if memory is None else memory), allowed, training)
 
@@ -109,7 +111,7 @@ class Attention(Configured):
         return self.out(self._join_heads(taken))
 
     def _widen_scores(self, scores: Any) -> Any:
-        """Cast scores to at least single precision for the sums."""
+        """Cast scores of half precision to float32 for the softmax."""
         return ops.cast(scores, "float32") if self.compute_dtype in ("float16", "bfloat16") else scores
 
     def _split_heads(self, projected: Any) -> Any:

@@ -150,11 +150,10 @@ class Bert(keras.Model):
     @property
     def sub_layers(self) -> tuple[SubLayers, ...]:
         """The sub-layers between embedding and ending, layer by layer."""
-        of = [
-            (self.get_layer(f"{self.name}_attention{i}"), self.get_layer(f"{self.name}_inner{i}"))
+        return tuple(
+            SubLayers(self.get_layer(f"{self.name}_attention{i}"), self.get_layer(f"{self.name}_inner{i}"))
             for i in range(self._sizes["layers"])
-        ]
-        return tuple(SubLayers(*both) for both in of)
+        )
 
     @property
     def ending(self) -> keras.layers.LayerNormalization | None:
@@ -205,8 +204,8 @@ def _build_feed_forward(sizes: BertSizes, name: str) -> FeedForward:
 
 
 NORM_OF: dict[str, Norm] = {"bert": "post", "megatron-bert": "pre"}
-# Hugging Face's name: ours
-WHOLE_NUMBERS = {
+"""The position of the norm, by Hugging Face's type of a model."""
+WHOLE_NUMBERS = {  # Hugging Face's names of required integers, and ours
     "vocab_size": "vocabulary",
     "max_position_embeddings": "length",
     "hidden_size": "width",
@@ -215,8 +214,7 @@ WHOLE_NUMBERS = {
     "intermediate_size": "inner",
     "type_vocab_size": "types",
 }
-# keys with default values
-DEFAULTS: dict[str, tuple[str, Any]] = {
+DEFAULTS: dict[str, tuple[str, Any]] = {  # Hugging Face's names of optional keys; our names, and default values
     "hidden_dropout_prob": ("dropout", 0.1),
     "attention_probs_dropout_prob": ("attention_dropout", 0.1),
     "hidden_act": ("activation", "gelu"),
@@ -228,7 +226,7 @@ ACTIVATION_OF = {"gelu_pytorch_tanh": "gelu_new"}
 
 
 def read_sizes(config: dict[str, Any], where: str = "config.json") -> BertSizes:
-    """Read the sizes from a configuration.
+    """Read the sizes from Hugging Face's configuration of a BERT; `where` is the file, for errors.
 
     >>> read_sizes(make_config(BertSizes(vocabulary=100, width=8, heads=2))).vocabulary
     100
@@ -241,17 +239,17 @@ def read_sizes(config: dict[str, Any], where: str = "config.json") -> BertSizes:
             mend=f"use a model whose model_type is {' or '.join(map(repr, NORM_OF))}",
         )
     _check_positions(config, where)
-    said: dict[str, Any] = {ours: config.get(theirs, value) for theirs, (ours, value) in DEFAULTS.items()}
-    said |= {ours: _read_whole_number(config, theirs, where) for theirs, ours in WHOLE_NUMBERS.items()}
-    said["activation"] = ACTIVATION_OF.get(said["activation"], said["activation"])
+    options: dict[str, Any] = {ours: config.get(theirs, value) for theirs, (ours, value) in DEFAULTS.items()}
+    options |= {ours: _read_whole_number(config, theirs, where) for theirs, ours in WHOLE_NUMBERS.items()}
+    options["activation"] = ACTIVATION_OF.get(options["activation"], options["activation"])
     try:
-        return BertSizes(**said, norm=NORM_OF[kind])
+        return BertSizes(**options, norm=NORM_OF[kind])
     except OptionError as error:
         raise WeightsError(f"config.json does not describe a BERT: {error.what}", where=where, why=error.why) from None
 
 
 def make_config(sizes: BertSizes, architecture: str = "BertModel") -> dict[str, Any]:
-    """The configuration of these sizes, so that others can load them too."""
+    """Hugging Face's configuration for these sizes."""
     attention_dropout = sizes.dropout if sizes.attention_dropout is None else sizes.attention_dropout
     pre = sizes.norm == "pre"
     return {
@@ -267,8 +265,8 @@ def make_config(sizes: BertSizes, architecture: str = "BertModel") -> dict[str, 
 def _read_whole_number(config: dict[str, Any], name: str, where: str) -> int:
     value = config.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
-        said = f"has {name}: {value!r}, which is not an integer" if name in config else f"lacks {name}"
-        raise WeightsError(f"config.json {said}", where=where, why="config.json defines the size of the model")
+        fault = f"has {name}: {value!r}, which is not an integer" if name in config else f"lacks {name}"
+        raise WeightsError(f"config.json {fault}", where=where, why="config.json defines the size of the model")
     return value
 
 

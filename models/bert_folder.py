@@ -217,7 +217,7 @@ def list_places(bert: Bert) -> dict[str, Place]:
 
 
 def list_head_places(model: MaskedLm) -> dict[str, Place]:
-    """The variables of the head for masked language modelling; its table is BERT's own."""
+    """The variables of the head for masked language modelling by tensor; its table is BERT's own."""
     at = "cls.predictions"
     transform = _dense_places(f"{at}.transform.dense", model.guess.dense)
     norm = _norm_places(f"{at}.transform.LayerNorm", model.guess.norm)
@@ -225,7 +225,7 @@ def list_head_places(model: MaskedLm) -> dict[str, Place]:
 
 
 def plain_names(names: Iterable[str]) -> dict[str, str]:
-    """The current name, without prefix, of each name in a file.
+    """The names of tensors in a file, by their current names without prefix.
 
     >>> plain_names(["bert.embeddings.LayerNorm.gamma", "cls.predictions.bias"])
     {'embeddings.LayerNorm.weight': 'bert.embeddings.LayerNorm.gamma', 'cls.predictions.bias': 'cls.predictions.bias'}

@@ -38,7 +38,7 @@ class Scores:
 
 
 class Memory(NamedTuple):
-    """The cache of the source: for each layer with cross-attention, and the mask of its places."""
+    """The caches of the source, one for each layer with cross-attention, and the mask of its places."""
 
     caches: tuple[Cache, ...]
     allowed: Any
@@ -62,32 +62,34 @@ class Decoder:
 
     def make_cache(self, source: Source) -> Memory:
         """The cache of a source for a search."""
-        looking = (layer for layer in self.sub_layers if isinstance(layer, CrossAttention))
-        return Memory(tuple(layer.make_cache(source.hidden) for layer in looking), expand_mask(source.visible))
+        layers = (layer for layer in self.sub_layers if isinstance(layer, CrossAttention))
+        return Memory(tuple(layer.make_cache(source.hidden) for layer in layers), expand_mask(source.visible))
 
     def make_caches(self, sentences: Any, length: int) -> tuple[Cache, ...]:
-        """The empty caches for this number of sentences."""
-        own = (layer for layer in self.sub_layers if isinstance(layer, SelfAttention))
-        return tuple(layer.empty(sentences, length) for layer in own)
+        """The empty caches of self-attention for this number of sentences, with room for `length` words."""
+        layers = (layer for layer in self.sub_layers if isinstance(layer, SelfAttention))
+        return tuple(layer.empty(sentences, length) for layer in layers)
 
     def score_next_word(
-        self, words: Any, position: Any, known: tuple[Cache, ...], memory: Memory
+        self, words: Any, position: Any, caches: tuple[Cache, ...], memory: Memory
     ) -> tuple[Any, tuple[Cache, ...]]:
-        """Decode one word of each sentence: logits (sentences, vocabulary) of the next, and the new caches."""
+        """Decode the words (sentences) at a position: logits (sentences, vocabulary) of the next ones, and the new
+        caches.
+        """
         hidden = self.embedding(words[:, None], position=position)
-        caches, memories, now = iter(known), iter(memory.caches), []
+        previous, memories, new_caches = iter(caches), iter(memory.caches), []
         for layer in self.sub_layers:
             if isinstance(layer, SelfAttention):
-                hidden, cache = layer(hidden, cache=next(caches), position=position)
-                now.append(cache)
+                hidden, cache = layer(hidden, cache=next(previous), position=position)
+                new_caches.append(cache)
             elif isinstance(layer, CrossAttention):
                 hidden = _attend_beams(layer, hidden, next(memories), memory.allowed)
             else:
                 hidden = layer(hidden)
-        return self.scores(hidden)[:, 0], tuple(now)
+        return self.scores(hidden)[:, 0], tuple(new_caches)
 
-    def score_again(self, shown: Any, memory: Memory) -> Any:
-        """Like a call, for any number of sentences for each row of the source."""
+    def score_sentences(self, shown: Any, memory: Memory) -> Any:
+        """Like a call, but with a cache of the source, and any number of sentences for each of its rows."""
         memories = iter(memory.caches)
         return self._run_layers(
             shown, lambda layer, hidden: _attend_beams(layer, hidden, next(memories), memory.allowed)
@@ -104,7 +106,7 @@ class Decoder:
 
 
 def _attend_beams(layer: CrossAttention, hidden: Any, cache: Cache, allowed: Any) -> Any:
-    """Attend to a row's source with all its sentences at once."""
+    """Attend with all sentences of a row of the source at once, so that its cache is not repeated."""
     rows, sizes = ops.shape(cache.keys)[0], ops.shape(hidden)
     together = ops.reshape(hidden, (rows, -1, sizes[-1]))
     return ops.reshape(layer.attend_cache(together, cache, allowed), sizes)

@@ -56,7 +56,7 @@ class Encoder:
     marked: Marked = field(default_factory=Marked)
 
     def __call__(self, ids: Any) -> Source:
-        """Encode ids (rows, length)."""
+        """Encode ids (rows, length): hidden states, zero at padding, and the mask of words."""
         visible, hidden = self.visible(ids), self.embedding(ids)
         for layer in self.sub_layers:
             hidden = layer(hidden, visible) if isinstance(layer, SelfAttention) else layer(hidden)

@@ -20,7 +20,7 @@ IN_ORDER, RANDOM = "order", "random"
 @tf.custom_gradient
 def pick_rows(rows: Any, numbers: Any, back: Any) -> Any:
     """Gather rows by number, in each row group; any row for -1, which the caller ignores. No row is picked twice, so
-    that `back`, the inverse, gathers the gradients; those of rows that are not picked (-1) are zeros.
+    `back`, the inverse of `numbers` (-1 for a row that is not picked), gathers the gradients.
     """
 
     def give_back(upstream: Any) -> tuple[Any, None, None]:
@@ -128,7 +128,7 @@ class SwitchFeedForward(keras.layers.Layer):
         capacity = self.capacity(count)
         rows = tf.cast(tf.shape(x)[0], tf.float32)
         chosen, weights = self.choose(tokens, count, rows, bool(training))
-        places = self.take_places(chosen, count, bool(training))
+        places = self.find_queue_places(chosen, count, bool(training))
         kept = places < capacity
         picks = count * self.k if self.k > 1 else count
         slots = tf.reshape(tf.where(kept, chosen * capacity + places, -1), [groups, picks])
@@ -156,7 +156,9 @@ class SwitchFeedForward(keras.layers.Layer):
         return tf.maximum(tf.cast(tf.math.ceil(tf.cast(tokens, tf.float32) * share), tf.int32), self.min_capacity)
 
     def choose(self, tokens: Any, count: Any, rows: Any, training: bool) -> tuple[Any, Any]:
-        """The experts of each token, the best first, and their weights: both [row groups, tokens, k]."""
+        """The experts of each token, the best first, and their weights: both [row groups, tokens, k]. Adds the
+        auxiliary loss, and updates the metrics of the load.
+        """
         chances = self.score(tf.cast(tokens, tf.float32), count, training)
         chosen = tf.math.top_k(tf.stop_gradient(chances), self.k).indices
         marks = tf.one_hot(chosen, self.experts)
@@ -185,8 +187,10 @@ class SwitchFeedForward(keras.layers.Layer):
         best = tf.one_hot(tf.argmax(groups, -1), self.groups)
         return tf.reshape(tf.einsum("gsq,gsq,gsqe->gsqe", groups, best, within), form)
 
-    def take_places(self, expert_numbers: Any, count: Any, training: bool) -> Any:
-        """The place of each token in the queue of its expert; all first choices come before any second one."""
+    def find_queue_places(self, expert_numbers: Any, count: Any, training: bool) -> Any:
+        """The place of each token in the queue of each of its experts, [row groups, tokens, k]; all first choices come
+        before any second one.
+        """
         queue = tf.one_hot(expert_numbers, self.experts, dtype=tf.int32)  # [row groups, tokens, k, experts]
         drawn = training and self.drop == RANDOM
         if drawn:

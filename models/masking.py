@@ -96,10 +96,11 @@ class Masking:
 
 
 Example = tuple[dict[str, tf.Tensor], tf.Tensor, tf.Tensor]
+"""A batch for `masked_lm`: its inputs, the labels at the places to predict, and their weights."""
 
 
 def mask_rows(tokens: tf.Tensor, how: Masking, number: Any) -> Example:
-    """Mask a batch (rows, length) for `masked_lm`: inputs, labels, and their weights.
+    """Mask the batch with this number (rows, length), which also seeds the choice.
 
     In each row the share, and at least one token, is hidden. Rows with fewer places are padded with weight 0.
     """
@@ -107,7 +108,7 @@ def mask_rows(tokens: tf.Tensor, how: Masking, number: Any) -> Example:
     seeds = tf.unstack(tf.random.split((how.seed, number), 3))
     places, weights = _draw_places(hideable, how.share, seeds[0])
     labels = tf.gather(tokens, places, batch_dims=1)
-    shown = tf.where(weights > 0, _disguise(labels, how, seeds[1], seeds[2]), labels)
+    shown = tf.where(weights > 0, _replace_tokens(labels, how, seeds[1], seeds[2]), labels)
     rows = tf.broadcast_to(tf.range(tf.shape(tokens)[0])[:, None], tf.shape(places))
     hidden = tf.tensor_scatter_nd_update(tokens, tf.stack([rows, places], axis=-1), shown)
     return {"tokens": hidden, "places": places}, labels, weights
@@ -143,8 +144,8 @@ def pretrain(
 ) -> keras.callbacks.History:
     """Train a BERT in place by masked language modelling; returns the history of `fit`.
 
-    The learning rate rises during the share `warmup` of the steps and then falls to zero; without warm-up it is
-    constant. The history has one entry for each epoch.
+    The learning rate rises linearly during the share `warmup` of the steps and then falls to zero as a cosine; without
+    warm-up it is constant. The history has one entry for each epoch.
 
     Args:
         bert: a `masked_lm`, whose head is trained too, or a `Bert`, which gets a temporary head.
@@ -171,7 +172,7 @@ def make_masked_loss() -> keras.losses.Loss:
 
 
 def _make_optimizer(peak: float, steps: int, warmup: float) -> keras.optimizers.Optimizer:
-    """BERT's optimizer: Adam with weight decay, except for biases and norms."""
+    """Adam with weight decay, except for biases and norms; after the warm-up its rate falls to zero as a cosine."""
     rising = round(steps * warmup)
     rate = keras.optimizers.schedules.CosineDecay(0.0, max(1, steps - rising), warmup_target=peak, warmup_steps=rising)
     adam = keras.optimizers.AdamW(rate if rising else peak, weight_decay=0.01, global_clipnorm=1.0)
@@ -185,7 +186,7 @@ def _find_hideable(tokens: tf.Tensor, how: Masking) -> tf.Tensor:
 
 
 def _draw_places(hideable: tf.Tensor, share: float, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Random places of each row, and which of them count."""
+    """Random places of each row to predict (rows, places), and their weights: 1, or 0 for places that only pad."""
     length = tf.cast(tf.shape(hideable)[1], tf.float32)
     most = tf.cast(tf.maximum(1.0, tf.round(share * length)), tf.int32)
     scores = tf.where(hideable, tf.random.stateless_uniform(tf.shape(hideable), seed), -1.0)
@@ -196,13 +197,13 @@ def _draw_places(hideable: tf.Tensor, share: float, seed: tf.Tensor) -> tuple[tf
     return places, tf.cast(counted, tf.float32)
 
 
-def _disguise(labels: tf.Tensor, how: Masking, seed: tf.Tensor, other_seed: tf.Tensor) -> tf.Tensor:
+def _replace_tokens(labels: tf.Tensor, how: Masking, seed: tf.Tensor, other_seed: tf.Tensor) -> tf.Tensor:
     """The replacements of the tokens to predict."""
     words = tf.constant(np.array(how.words), labels.dtype)
-    fate = tf.random.stateless_uniform(tf.shape(labels), seed)
+    draw = tf.random.stateless_uniform(tf.shape(labels), seed)
     index = tf.random.stateless_uniform(tf.shape(labels), other_seed, maxval=len(how.words), dtype=tf.int32)
-    others = tf.where(fate < how.masked + how.swapped, tf.gather(words, index), labels)
-    return tf.where(fate < how.masked, tf.cast(how.mask, labels.dtype), others)
+    others = tf.where(draw < how.masked + how.swapped, tf.gather(words, index), labels)
+    return tf.where(draw < how.masked, tf.cast(how.mask, labels.dtype), others)
 
 
 class HiddenWords(NamedTuple):

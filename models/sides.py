@@ -19,11 +19,11 @@ from .decoding import Beam, Found, beamed
 from .encoder import Encoder, Source
 
 Around = Callable[[str], AbstractContextManager[Any]]
-"""The scope around each side: called with "source" and with "target"."""
+"""Returns the scope in which a side is built: called with "source" and with "target"."""
 
 
 def nowhere(part: object) -> AbstractContextManager[None]:
-    """An empty scope, for all parts.
+    """The default of `around`: no scope, for any part.
 
     >>> with nowhere("source") as nothing:
     ...     nothing
@@ -33,7 +33,7 @@ def nowhere(part: object) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """The parts of a translator: two sides, and the scopes around them."""
+    """The two sides of a translator, and the function that returns their scopes."""
 
     encoder: Encoder
     decoder: Decoder
@@ -86,8 +86,8 @@ class Translating(keras.Model):
         return cls(**{**config, **both})
 
     def find(self, source: Source, search: Any) -> Found:
-        """Search for translations from the source's side: beam search with cached prefixes, unless a translator
-        overrides it.
+        """Search for translations of an encoded source; called in the target's scope. By default a beam search with
+        cached prefixes.
         """
         return beamed(self.sides.decoder, source, search)
 
@@ -96,7 +96,7 @@ class Translating(keras.Model):
             name = self.searched_by.__name__
             raise OptionError(
                 f"{self.name!r} cannot be decoded by {type(search).__name__}",
-                why="left-to-right models need a Beam, fill-in models need MaskPredict",
+                why="causal models need a Beam, and models that predict hidden words need a MaskPredict",
                 mend=f"search={name}(...), from whale_nebula.models.decoding",
             )
 

@@ -11,10 +11,10 @@ from whale_nebula.errors import OptionError
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class SmoothedCrossentropy(keras.losses.Loss):
-    """Cross-entropy with label smoothing, without padding.
+    """Cross-entropy of logits with label smoothing. Labels are ids.
 
-    Labels are ids. The loss is a mean over the words that are not padding, weighted by sample weights, so that a batch
-    that is divided into micro-batches has the same loss.
+    The loss is a mean over the words that are not padding, weighted by sample weights, so that a batch that is divided
+    into micro-batches has the same loss.
 
     Args:
         smoothing: share of each label's weight that is distributed uniformly over all words.
@@ -59,8 +59,8 @@ class SmoothedCrossentropy(keras.losses.Loss):
         """The loss of each word, padding included."""
         smoothing = self._options["smoothing"]
         label = keras.ops.sparse_categorical_crossentropy(keras.ops.cast(y_true, "int32"), y_pred, from_logits=True)
-        each = keras.ops.logsumexp(y_pred, axis=-1) - keras.ops.mean(y_pred, axis=-1)
-        return (1 - smoothing) * label + smoothing * each
+        uniform = keras.ops.logsumexp(y_pred, axis=-1) - keras.ops.mean(y_pred, axis=-1)
+        return (1 - smoothing) * label + smoothing * uniform
 
     def get_config(self) -> dict[str, Any]:
         """The options to recreate it."""

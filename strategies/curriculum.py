@@ -30,7 +30,7 @@ MODES = ("truncate", "pack")
 
 
 class Position(NamedTuple):
-    """The step at which a pass over a dataset begins, and the one that it has reached."""
+    """The step at which a pass over a dataset begins, and the next step of the pass."""
 
     begin: tf.Variable
     reached: tf.Variable
@@ -205,7 +205,7 @@ class Curriculum(keras.callbacks.Callback):
         self._options.check_program(self._step)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """End with the options by length, as the next `fit` may have another curriculum; wait for background traces."""
+        """Remove the options by length, as the next `fit` may have another curriculum; wait for background traces."""
         set_step_options(self.model, None)
         wait_for_traces(current_run())
 
@@ -246,8 +246,8 @@ class Curriculum(keras.callbacks.Callback):
             layout, tensors = signature(arguments, step.whole, find_declared_inputs())
             shapes = [tuple(each.shape) for each in tensors]
             by_length = {each: self._resize(shapes, layout.batched, length, each) for each in self.lengths}
-            free = ShapesByLength(by_length, self._resize(shapes, layout.batched, length, None))
-            self._options = self._options.choose(step, arguments, unpack, free)
+            all_shapes = ShapesByLength(by_length, self._resize(shapes, layout.batched, length, None))
+            self._options = self._options.choose(step, arguments, unpack, all_shapes)
 
     @property
     def _packs(self) -> dict[int, int]:
@@ -274,19 +274,21 @@ class Curriculum(keras.callbacks.Callback):
                 step.trace_ahead(resized, unpack, self._full_rows * self._packs[later])
 
     def _resize(self, shapes: Sequence[Any], batched: Sequence[bool], length: int, later: int | None) -> list[Any]:
-        """The shapes of a step's arguments for the length `later`, or for any length: cut axes have another size."""
+        """The shapes of a step's arguments of a length for the length `later`, or with None in cut axes for any length;
+        `batched` tells which arguments have the rows of the batch.
+        """
         now, then = ([self._resize_row(full, each) for full in self._full_shapes] for each in (length, later))
-        own, packs = [shape[1:] for shape in shapes], self._packs
-        if own != now:  # the arguments of a loop's function, which need not be the tensors of its batch
+        rows_of_arguments, packs = [shape[1:] for shape in shapes], self._packs
+        if rows_of_arguments != now:  # of a loop's function, whose arguments need not be the tensors of its batch
             resized = dict(zip(now, then, strict=True))
-            then = [resized.get(row, row) for row in own]
-        found: list[Any] = []
-        for shape, row, split in zip(shapes, then, batched, strict=True):
-            rows = shape[0] if shape else None
-            if rows is not None and split:
-                rows = None if later is None else rows // packs[length] * packs[later]
-            found.append((rows, *row) if shape else ())
-        return found
+            then = [resized.get(row, row) for row in rows_of_arguments]
+        new_shapes: list[Any] = []
+        for shape, row, is_batched in zip(shapes, then, batched, strict=True):
+            count = shape[0] if shape else None
+            if count is not None and is_batched:
+                count = None if later is None else count // packs[length] * packs[later]
+            new_shapes.append((count, *row) if shape else ())
+        return new_shapes
 
     def _resize_row(self, full: Sequence[int | None], length: int | None) -> tuple[int | None, ...]:
         """The shape of a tensor's row for a length, from the tensor's full shape."""
@@ -322,11 +324,11 @@ class Curriculum(keras.callbacks.Callback):
             begin.assign(reached)
             return False
 
-        passing = tf.data.Dataset.range(1).flat_map(start_pass)
+        one_pass = tf.data.Dataset.range(1).flat_map(start_pass)
         if count != tf.data.UNKNOWN_CARDINALITY:
-            return passing.apply(tf.data.experimental.assert_cardinality(count))
+            return one_pass.apply(tf.data.experimental.assert_cardinality(count))
         nothing = tf.data.Dataset.range(1).filter(end_pass).flat_map(start_pass)
-        return passing.concatenate(nothing)
+        return one_pass.concatenate(nothing)
 
     @staticmethod
     def _not_a_dataset_error(value: Any) -> DataError:
@@ -350,13 +352,14 @@ class Curriculum(keras.callbacks.Callback):
         """Divide each row into several rows of this length, one below the other."""
         if self.end not in tuple(tensor.shape[1:2]):
             return tensor
-        ops, whole = (np, tensor) if isinstance(tensor, np.ndarray) else (tf, tensor)
+        ops = np if isinstance(tensor, np.ndarray) else tf
         count = self.end // length
-        shape = [-1, length, *tensor.shape[2:]]
-        return ops.reshape(whole[:, : count * length], shape)
+        return ops.reshape(tensor[:, : count * length], [-1, length, *tensor.shape[2:]])
 
     def _check(self, batch: Any) -> None:
-        """Verify that a batch, or its spec, has sequences, and for packing that it has nothing else."""
+        """Refuse a batch, or its spec, without an axis of full length; for packing also one that has it anywhere but in
+        the second axis of each tensor.
+        """
         known = [tf.TensorShape(each.shape) for each in tf.nest.flatten(batch)]
         shapes = [() if each.rank is None else tuple(each) for each in known]
         cut = [shape for shape in shapes if self.end in shape[1:]]
@@ -415,9 +418,9 @@ class ByTokens(keras.optimizers.schedules.LearningRateSchedule):
                 mend="ByTokens(schedule, Curriculum(64, 256, 900))",
             )
         if isinstance(curriculum, Mapping):  # from the config of a loaded model
-            said = dict(curriculum)
-            pace = said.pop("pace")
-            curriculum = Curriculum(**said, pace=pace if isinstance(pace, str) else dict(pace))
+            options = dict(curriculum)
+            pace = options.pop("pace")
+            curriculum = Curriculum(**options, pace=pace if isinstance(pace, str) else dict(pace))
         if isinstance(schedule, Mapping):
             schedule = keras.optimizers.schedules.deserialize(schedule)
         self.schedule, self.curriculum = schedule, curriculum

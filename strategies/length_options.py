@@ -26,10 +26,10 @@ ByLength = Mapping[int, Any] | Callable[[int], Any]
 
 @dataclass(frozen=True)
 class LengthOptions:
-    """The options of steps by the length of their sequences. `micro_batch` and `compress` have a value for some of the
-    `lengths`; the others keep what scopes say. Those that are `open` are chosen before the first step, with the
-    predicted `seconds` of a step by length; or steps are `planned` by `nb.auto_parallel`, for each length. `site` is
-    the line of the curriculum.
+    """The options of steps by the length of their sequences; false if they change nothing. `micro_batch` and `compress`
+    have a value for some of the `lengths`; steps of others run as scopes say. The options named in `open` are chosen
+    before the first step, with the predicted `seconds` of a step by length; or steps are `planned` by
+    `nb.auto_parallel`, for each length. `site` is the line of the curriculum.
     """
 
     lengths: Sequence[int]
@@ -49,9 +49,9 @@ class LengthOptions:
             frame = _parse_codec(value, site)
             return frames.setdefault(repr(sorted(frame.options.items())), frame)
 
-        chosen = {"micro_batch": micro_batch, "compress": compress}
-        left = frozenset(name for name, value in chosen.items() if isinstance(value, str) and value == AUTO)
-        micro_batch, compress = (None if name in left else value for name, value in chosen.items())
+        given = {"micro_batch": micro_batch, "compress": compress}
+        open_options = frozenset(name for name, value in given.items() if isinstance(value, str) and value == AUTO)
+        micro_batch, compress = (None if name in open_options else value for name, value in given.items())
         counts = _complete("micro_batch", micro_batch, lengths, site, "{64: 2, 256: 4}")
         codecs = _complete("compress", compress, lengths, site, '{64: "none", 256: "int8"}')
         return cls(
@@ -59,7 +59,7 @@ class LengthOptions:
             {length: _check_count(value, site) for length, value in counts.items()},
             {length: parse_codec(value) for length, value in codecs.items()},
             site,
-            left,
+            open_options,
         )
 
     def __bool__(self) -> bool:
@@ -99,33 +99,32 @@ class LengthOptions:
         )
 
     def find(self, length: int) -> StepOptions | None:
-        """The options of steps with sequences of this length; None if scopes alone say them."""
-        return self._found.get(length)
+        """The options of steps with sequences of this length; None if they run as scopes say."""
+        return self._options_by_length.get(length)
 
     @cached_property
-    def _found(self) -> dict[int, StepOptions | None]:
-        """The options by length, which each step looks up."""
+    def _options_by_length(self) -> dict[int, StepOptions | None]:
         return {length: self._find(length) for length in self.lengths}
 
     def _find(self, length: int) -> StepOptions | None:
         if self.planned:
             plan = f"sequences of {length}"
-            said = f"the curriculum at {self.site} lets nb.auto_parallel plan for {plan}"
-            return StepOptions(None, self.compress.get(length), plan, said)
-        options = self._choose(length)
+            description = f"the curriculum at {self.site} lets nb.auto_parallel plan for {plan}"
+            return StepOptions(None, self.compress.get(length), plan, description)
+        options = self._make_options(length)
         if not options.text:
             return None
         chosen = " (chosen)" * bool(self.seconds)
-        alike = [each for each in self.lengths if self._choose(each).text == options.text]
+        alike = [each for each in self.lengths if self._make_options(each).text == options.text]
         parts = [f"{options.micro_batch} micro-batch{'es' * (options.micro_batch != 1)}"] * bool(options.micro_batch)
         if options.compress is not None:
             there, back = map(str, derive_encodings(options.compress.options))
             parts.append(f"codec {there}" + f" ({back} back)" * (there != back))
         numbers = ", ".join(map(str, alike))
-        what = f"the curriculum at {self.site} sets, for sequences of {numbers}, {' and '.join(parts)}{chosen}"
-        return StepOptions(options.micro_batch, options.compress, description=what)
+        description = f"the curriculum at {self.site} sets, for sequences of {numbers}, {' and '.join(parts)}{chosen}"
+        return StepOptions(options.micro_batch, options.compress, description=description)
 
-    def _choose(self, length: int) -> StepOptions:
+    def _make_options(self, length: int) -> StepOptions:
         return StepOptions(self.micro_batch.get(length), self.compress.get(length))
 
     def check_rows(self, rows: int, length: int, packs: Mapping[int, int]) -> None:
@@ -133,18 +132,20 @@ class LengthOptions:
         `packs` has the number of sequences that a full one becomes at each length.
         """
         for other, count in self.micro_batch.items():
-            own = rows // packs[length] * packs[other]
-            if count > own:
+            most = rows // packs[length] * packs[other]
+            if count > most:
                 raise OptionError(
-                    f"micro_batch= of a curriculum is {count} for sequences of {other}, but their batches have {own} "
-                    f"row{'s' * (own != 1)}",
+                    f"micro_batch= of a curriculum is {count} for sequences of {other}, but their batches have {most} "
+                    f"row{'s' * (most != 1)}",
                     where=str(self.site),
                     why="a micro-batch needs at least one row",
-                    mend=f"use {other}: {own}, or larger batches",
+                    mend=f"use {other}: {most}, or larger batches",
                 )
 
     def check_program(self, step: Step | None) -> None:
-        """Refuse codecs of later lengths for a step, which has run, of which each cluster trains a copy."""
+        """Refuse codecs if each cluster trains a copy of this step's model, which has no boundaries. None, or a step
+        that has not run, is accepted.
+        """
         local_sgd = None if step is None or step.last is None else step.last.captured.program.local_sgd
         if local_sgd is not None and self.compress:
             raise make_no_boundary_error(local_sgd, next(iter(self.compress.values())))
@@ -158,7 +159,7 @@ class ShapesByLength(NamedTuple):
 
 
 def _complete(option: str, setting: Any, lengths: Sequence[int], site: Site, example: str) -> dict[int, Any]:
-    """The given values for each length: a table has those from which on each holds, and a function is called."""
+    """The value of an option for each length: a table's entry holds from its length on, and a function is called."""
     if setting is None:
         return {}
     if callable(setting) and not isinstance(setting, Scope):

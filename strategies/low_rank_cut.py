@@ -61,7 +61,7 @@ def low_rank_cut(
         patterns.append([norm, whole, "" if begins_with_norm else f"{here}/(?!norm).*"])
         begin, norm = at + 1, "" if begins_with_norm else f"{here}/norm"
     patterns.append([norm, _match_layers(prefix, names[begin:]), after])
-    return {"|".join(filter(None, each)): home for each, home in zip(patterns, clusters, strict=True)}
+    return {"|".join(filter(None, each)): cluster for each, cluster in zip(patterns, clusters, strict=True)}
 
 
 def _check(bert: Bert, cuts: Sequence[int], clusters: Sequence[Any], sub_layer: str) -> None:

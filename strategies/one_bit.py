@@ -31,11 +31,11 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool) and bool(np.isfinite(value))
 
 
-def check_number(name: str, option: str, value: Any, example: float, value_below: float = np.inf) -> None:
-    """Raise an error for a value that is not a number from 0 to below a bound."""
-    if not is_number(value) or not 0 <= value < value_below:
-        bound = "at least 0" if value_below == np.inf else f"at least 0 and less than {value_below:g}"
-        raise OptionError(f"{option}={value!r} of {name} is not a number {bound}", mend=f"{option}={example:g}")
+def check_number(name: str, option: str, value: Any, example: float, end: float = np.inf) -> None:
+    """Refuse a value of an optimizer's option that is not a number of at least 0 and less than `end`."""
+    if not is_number(value) or not 0 <= value < end:
+        bounds = "at least 0" if end == np.inf else f"at least 0 and less than {end:g}"
+        raise OptionError(f"{option}={value!r} of {name} is not a number {bounds}", mend=f"{option}={example:g}")
 
 
 class OneBitAdam(keras.optimizers.Optimizer):
@@ -62,7 +62,7 @@ class OneBitAdam(keras.optimizers.Optimizer):
     """
 
     fused = False
-    """Whether all momenta share one scale; otherwise each variable has its own."""
+    """Whether all momenta of an exchange share one scale; otherwise each variable has its own."""
 
     def __init__(
         self, learning_rate: Any = 1e-3, freeze_step: int = 1000, beta_1: float = 0.9, beta_2: float = 0.999,
@@ -81,7 +81,7 @@ class OneBitAdam(keras.optimizers.Optimizer):
                 f"freeze_step={freeze_step!r} of {name} is not a positive integer", mend="freeze_step=1000"
             )
         for option, value in {"beta_1": beta_1, "beta_2": beta_2}.items():
-            check_number(name, option, value, 0.9, value_below=1.0)
+            check_number(name, option, value, 0.9, end=1.0)
         check_number(name, "epsilon", epsilon, 1e-8)
         check_number(name, "weight_decay", weight_decay, 0.01)
         if not isinstance(servers, bool):
@@ -113,17 +113,17 @@ class OneBitAdam(keras.optimizers.Optimizer):
         rate = tf.cast(learning_rate, variable.dtype)
         tensors = [tf.convert_to_tensor(each) for each in others]
         step = tf.cast(tf.convert_to_tensor(self.iterations), tf.int64)
-        weight, made = self.advance(tf.convert_to_tensor(variable), before, after, tensors, gradient, step, rate)
+        weight, new_others = self.advance(tf.convert_to_tensor(variable), before, after, tensors, gradient, step, rate)
         self.assign(variable, weight)
-        for slot, value in zip((momentum, *others), (after, *made), strict=True):
+        for slot, value in zip((momentum, *others), (after, *new_others), strict=True):
             self.assign(slot, value)
 
     def slots_of(self, variable: Any) -> Slots | None:
         """The slots of a weight; None if the weight is not trained by this optimizer."""
-        for own, kept in zip(self._trainable_variables, self._own_slots, strict=True):
-            if getattr(own, "value", own) is variable:
-                momentum, *others = (getattr(each, "value", each) for each in kept)
-                return Slots(momentum, tuple(others), getattr(own, "constraint", None))
+        for trained, slots in zip(self._trainable_variables, self._own_slots, strict=True):
+            if getattr(trained, "value", trained) is variable:
+                momentum, *others = (getattr(each, "value", each) for each in slots)
+                return Slots(momentum, tuple(others), getattr(trained, "constraint", None))
         return None
 
     def rate_at(self, step: int) -> float:
@@ -142,7 +142,9 @@ class OneBitAdam(keras.optimizers.Optimizer):
     def advance(
         self, weight: Any, before: Any, momentum: Any, others: Sequence[Any], gradient: Any, step: Any, rate: Any
     ) -> tuple[Any, Sequence[Any]]:
-        """The weight and its variance after an update."""
+        """The weight and its other slots (here the variance) after an update by the momentum `momentum`, which was
+        `before`; the variance changes only before `freeze_step`.
+        """
         (velocity,) = others
         fresh = self.beta_2 * velocity + (1.0 - self.beta_2) * tf.square(gradient)
         velocity = tf.where(step >= self.freeze_step, velocity, fresh)
@@ -191,8 +193,8 @@ class OneBitLamb(OneBitAdam):
                     f"{option}={limits!r} of {name} is not a pair of positive limits, the smaller first",
                     mend=f"{option}=(0.5, 4.0)",
                 )
-        check_number(name, "coefficient_beta", coefficient_beta, 0.9, value_below=1.0)
-        check_number(name, "factor_change", factor_change, 0.1, value_below=1.0)
+        check_number(name, "coefficient_beta", coefficient_beta, 0.9, end=1.0)
+        check_number(name, "factor_change", factor_change, 0.1, end=1.0)
         if not isinstance(roots, bool):
             raise OptionError(f"roots={roots!r} of {name} is not a bool", mend="roots=True, or roots=False")
         self.roots = roots
@@ -236,8 +238,8 @@ class OneBitLamb(OneBitAdam):
         factor = self._clip(factor, self.factors)
         factor = self._clip(factor, (last * (1.0 - self.factor_change), last * (1.0 + self.factor_change)))
         coefficient = tf.where(frozen, mean * factor, trusted)
-        made = weight - rate * coefficient * update
-        return made, (velocity, current, tf.where(frozen, mean, warm), tf.where(frozen, factor, last))
+        weight = weight - rate * coefficient * update
+        return weight, (velocity, current, tf.where(frozen, mean, warm), tf.where(frozen, factor, last))
 
     @staticmethod
     def _clip(value: Any, limits: Sequence[Any]) -> Any:

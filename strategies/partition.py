@@ -37,7 +37,7 @@ def list_layers(model: Any) -> list[LayerPath]:
 
 
 def check_clusters(clusters: Iterable[str], layers: Sequence[object]) -> list[str]:
-    """Validate the names of clusters: they must be distinct, and not more than there are layers."""
+    """The names of clusters as a list, which must be distinct, and not more than there are layers."""
     names = [clusters] if isinstance(clusters, str) else list(clusters)
     if not names or len(set(names)) != len(names):
         raise OptionError(f"clusters={names!r} is not a list of distinct clusters", mend='["gpu", "npu"]')
@@ -105,22 +105,21 @@ def by_parameters(model: Any, clusters: Iterable[str]) -> Place:
     groups = _group_layers(list_layers(model))
     names = check_clusters(clusters, groups)
     weights = [sum(_count_parameters(spot.layer) for spot in group) for group in groups]
-    parts: list[list[str]] = []
-    for start, end in _cut_weights(weights, len(names)):
-        parts.append([spot.path for group in groups[start:end] for spot in group])
+    cuts = _cut_weights(weights, len(names))
+    parts = [[spot.path for group in groups[start:end] for spot in group] for start, end in cuts]
     return make_place_map(names, parts)
 
 
 def _group_layers(layers: Sequence[LayerPath]) -> list[list[LayerPath]]:
-    """Each layer with parameters, together with the following layers without (at the start, the preceding ones)."""
+    """The layers in groups: each begins at a layer with parameters, except that the first one begins at the start."""
     groups: list[list[LayerPath]] = [[]]
-    filled = False
+    is_first = True
     for spot in layers:
-        weighs = _count_parameters(spot.layer) > 0
-        if weighs and filled:
+        has_parameters = _count_parameters(spot.layer) > 0
+        if has_parameters and not is_first:
             groups.append([])
         groups[-1].append(spot)
-        filled = filled or weighs
+        is_first = is_first and not has_parameters
     return groups
 
 
@@ -136,7 +135,8 @@ def _count_parameters(layer: Any) -> int:
 
 
 def _cut_weights(weights: Sequence[int], parts: int) -> list[tuple[int, int]]:
-    """Cut a sequence into `parts` non-empty runs that minimise the heaviest.
+    """Cut a sequence into `parts` non-empty runs, as pairs of start and end, so that the heaviest is as light as
+    possible.
 
     >>> _cut_weights([5, 1, 1, 5], 2), _cut_weights([1, 1, 1, 9], 3)
     ([(0, 2), (2, 4)], [(0, 1), (1, 3), (3, 4)])

@@ -55,7 +55,9 @@ class Beam:
 
 
 class _Search(NamedTuple):
-    """The state of a search: prefixes with their likelihood, finished sentences with their scores, best first."""
+    """The state of a search: prefixes with their log-likelihood, finished sentences with their scores, best first, and
+    the state of the model for the prefixes.
+    """
 
     position: tf.Tensor
     alive: tf.Tensor
@@ -99,7 +101,7 @@ def beam_search(step: Step, state: Any, rows: Any, beam: Beam) -> Found:
 
 
 def _begin_search(state: Any, rows: Any, beam: Beam) -> _Search:
-    """The initial state: one prefix for each row, the start; the other places of the beam have likelihood 0."""
+    """The initial state: one prefix for each row, the start; the other places of the beam have probability 0."""
     ids = tf.fill([rows, beam.width, beam.longest + 1], 0)
     alive = tf.concat([tf.fill([rows, beam.width, 1], beam.start), ids[:, :, 1:]], axis=2)
     nothing = tf.fill([rows, beam.width], NEVER)

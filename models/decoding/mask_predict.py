@@ -44,13 +44,15 @@ class MaskPredict:
 
     def __post_init__(self) -> None:
         if not 1 <= self.candidates <= self.longest or self.rounds < 1:
-            said = f"candidates={self.candidates}, longest={self.longest}, rounds={self.rounds}"
+            options = f"candidates={self.candidates}, longest={self.longest}, rounds={self.rounds}"
             why = "at most `longest` lengths can be candidates, and a sentence needs at least one round"
-            raise OptionError(f"mask-predict cannot run with {said}", why=why, mend="candidates=5, rounds=4")
+            raise OptionError(f"mask-predict cannot run with {options}", why=why, mend="candidates=5, rounds=4")
 
 
 class _Draft(NamedTuple):
-    """The state of a search: ids, the likelihood of each word when it was predicted, and which words are hidden."""
+    """The state of a search: the number of finished rounds, ids, the log-likelihood of each word when it was predicted,
+    and which words are hidden.
+    """
 
     round: tf.Tensor
     ids: tf.Tensor

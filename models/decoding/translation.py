@@ -17,24 +17,24 @@ from .search_result import Found
 
 
 def beamed(decoder: Decoder, source: Source, beam: Beam) -> Found:
-    """Decode by beam search; the decoder computes each word once."""
+    """Decode by beam search. Caches hold the words of a prefix, so that the decoder computes each word once."""
     _check_room(beam.longest, decoder.embedding.length)
     memory = decoder.make_cache(source)
 
-    def step(words: Any, position: Any, known: Any) -> Any:
-        return decoder.score_next_word(words, position, known, memory)
+    def step(words: Any, position: Any, caches: Any) -> Any:
+        return decoder.score_next_word(words, position, caches, memory)
 
     rows = tf.shape(source.hidden)[0]
     return beam_search(step, decoder.make_caches(rows * beam.width, beam.longest), rows, beam)
 
 
 def mask_predicted(decoder: Decoder, source: Source, lengths: Any, search: MaskPredict) -> Found:
-    """Decode by mask-predict; the source is encoded once."""
+    """Decode by mask-predict; `lengths` are the logits of the numbers of words (rows, longest + 1)."""
     _check_room(search.longest, min(decoder.embedding.length - 2, lengths.shape[-1] - 1))
     memory = decoder.make_cache(source)
 
     def predict(shown: Any) -> Any:
-        return decoder.score_again(shown, memory)
+        return decoder.score_sentences(shown, memory)
 
     return mask_predict(predict, lengths, search)
 

@@ -46,7 +46,9 @@ class Corpus:
     def of_folder(
         cls, folder: Path, languages: Sequence[str], count: int, split: str = "train", test: str = "val"
     ) -> Corpus:
-        """Read the first `count` lines of aligned files SPLIT.LANGUAGE[.gz], and of the files of the split `test`."""
+        """Read the first `count` lines of aligned files SPLIT.LANGUAGE[.gz], and of the files of the split `test`.
+        Those of `split` are both `alone` and `pairs`.
+        """
         first, *others = languages
         if not others:
             raise OptionError(
@@ -66,7 +68,9 @@ class Corpus:
         return [line for each in (self.alone, self.pairs) for lines in each.values() for line in lines]
 
     def choices(self, split: str, first: str, second: str, count: int) -> text.Choices:
-        """Sentences with right and wrong translations, for `train` or `test`."""
+        """At most `count` sentences with right and wrong translations, of `pairs` if the split is "train", otherwise of
+        `tests`.
+        """
         if self.made:
             return text.choices("train" if split == "train" else "test", count, first, second)
         lines = self.pairs if split == "train" else self.tests
@@ -88,10 +92,10 @@ def check_families(families: Mapping[str, Sequence[str]], languages: Sequence[st
 
     >>> check_families({"all": ["en", "de"]}, ["de", "en"])
     """
-    dealt = [language for each in families.values() for language in each]
-    if sorted(dealt) != sorted(languages):
+    members = [language for each in families.values() for language in each]
+    if sorted(members) != sorted(languages):
         raise OptionError(
-            f"the families contain {', '.join(dealt)}, but the languages are {', '.join(languages)}",
+            f"the families contain {', '.join(members)}, but the languages are {', '.join(languages)}",
             why="each language must belong to exactly one family",
             mend=f"all={','.join(languages)}",
         )

@@ -77,7 +77,7 @@ class Corruption:
         return cls(words.mask, words.end, (words.pad, words.start, words.end), **options)
 
     def count(self, length: int) -> int:
-        """The maximum number of hidden places in a row of this length."""
+        """The number of places that are predicted in each row of this length, at least as many as are hidden."""
         return max(2, int(self.share * length) + 1)
 
 
@@ -142,12 +142,16 @@ def put_back(ids: Any, chosen: Any, values: Any) -> Any:
 
 
 def corrupt(tokens: Any, hidden: HiddenTokens, ids: Any, *, originals: bool) -> Corrupted:
-    """The data sent for filled-in rows: with the original ids at hidden places, or with only a bit a token."""
+    """What is sent to the discriminator for rows that were filled in (`ids`): with the original ids at hidden places,
+    or with only a bit a token.
+    """
     return Corrupted(ids, hidden.chosen, hidden.originals) if originals else Corrupted(ids, tf.not_equal(ids, tokens))
 
 
 def _choose(tokens: Any, drawn: Any, how: Corruption) -> Any:
-    """Which tokens to hide: in each half those with the largest numbers, by its share, and at least one."""
+    """Which tokens to hide: in each half of a row a share of those that may be hidden, and at least one; those with
+    the largest of the `drawn` numbers (rows, length).
+    """
     hideable = tf.reduce_all(tokens[..., None] != tf.constant(sorted(how.special), tokens.dtype), axis=-1)
     ends = tf.cast(tokens == how.end, tf.int32)
     half = tf.cumsum(ends, axis=1, exclusive=True)

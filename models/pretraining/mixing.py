@@ -21,7 +21,7 @@ Ints = npt.NDArray[np.int32]
 
 
 def shares_by_temperature(counts: Mapping[str, int], temperature: float) -> dict[str, float]:
-    """The share of rows of each source, by its number of rows.
+    """The share of each source in what is drawn, from its number of rows and the temperature.
 
     >>> shares_by_temperature({"en": 900, "cs": 100}, 2.0)
     {'en': 0.75, 'cs': 0.25}
@@ -60,8 +60,8 @@ def deal_rows(batch: int, shares: Mapping[str, float]) -> dict[str, int]:
 class Mixture:
     """The text of one generator: sources of rows (count, length), drawn by their shares in every step.
 
-    `batch(step)` depends only on the seed and the step. Numbers of rows are unique in a training run: `first` of
-    `whole` gives the rows of each step's batch that belong to this mixture.
+    `batch(step)` depends only on the seed, `first` and the step. The numbers of rows are unique in a training run: of
+    the `whole` rows of each step, by default `rows`, those from `first` on belong to this mixture.
     """
 
     sources: Mapping[str, Ints]
@@ -85,8 +85,8 @@ class Mixture:
         draw = np.random.default_rng((self.seed, self.first, step))
         names = list(self.sources)
         picked = draw.choice(len(names), self.rows, p=[self.shares[name] for name in names])
-        taken = [self.sources[names[which]] for which in picked]
-        tokens = np.stack([each[draw.integers(len(each))] for each in taken])
+        sources = [self.sources[names[which]] for which in picked]
+        tokens = np.stack([each[draw.integers(len(each))] for each in sources])
         whole = self.whole or self.rows
         return tokens, (step * whole + self.first + np.arange(self.rows)).astype(np.int32)
 
@@ -125,10 +125,10 @@ def mix_families(
     rows = deal_rows(batch, shares_by_temperature(sizes, temperature))
     found, first = {}, 0
     for name, sources in families.items():
-        own = dict((pairs or {}).get(name, {}))
-        share = (of_pairs if sources else 1.0) if own else 0.0
-        shares = _scale_shares(sources, temperature, 1 - share) | _scale_shares(own, temperature, share)
-        found[name] = Mixture({**sources, **own}, shares, rows[name], first, batch, seed)
+        own_pairs = (pairs or {}).get(name, {})
+        share = of_pairs if own_pairs else 0.0
+        shares = _scale_shares(sources, temperature, 1 - share) | _scale_shares(own_pairs, temperature, share)
+        found[name] = Mixture({**sources, **own_pairs}, shares, rows[name], first, batch, seed)
         first += rows[name]
     return found
 
@@ -142,7 +142,7 @@ def _scale_shares(sources: Mapping[str, Sequence[Any] | Ints], temperature: floa
 
 def encode_sentences(words: Tokenizer, lines: Sequence[str], length: int) -> Ints:
     """`[CLS] a [SEP]`, padded to `length`; longer sentences are truncated."""
-    return _pad_rows([_end_row(row, length, words) for row in _truncate(words, lines)], length, words.pad)
+    return _pad_rows([_truncate(row, length, words) for row in _tokenize(words, lines)], length, words.pad)
 
 
 def encode_pairs_in_rows(words: Tokenizer, first: Sequence[str], second: Sequence[str], length: int) -> Ints:
@@ -154,18 +154,18 @@ def encode_pairs_in_rows(words: Tokenizer, first: Sequence[str], second: Sequenc
             mend="pass both languages of the same rows",
         )
     room, rows = length + 1, []  # the second half begins with the [SEP] that ends the first
-    for one, other in zip(_truncate(words, first), _truncate(words, second), strict=True):
-        begun = _end_row(one, max(room // 2, room - len(other)), words)
-        rows.append([*begun, *_end_row(other, room - len(begun), words)[1:]])
+    for one, other in zip(_tokenize(words, first), _tokenize(words, second), strict=True):
+        half = _truncate(one, max(room // 2, room - len(other)), words)
+        rows.append([*half, *_truncate(other, room - len(half), words)[1:]])
     return _pad_rows(rows, length, words.pad)
 
 
-def _truncate(words: Tokenizer, lines: Sequence[str]) -> list[list[int]]:
+def _tokenize(words: Tokenizer, lines: Sequence[str]) -> list[list[int]]:
     rows: list[list[int]] = words.encode(list(lines)).to_list()
     return rows
 
 
-def _end_row(row: list[int], length: int, words: Tokenizer) -> list[int]:
+def _truncate(row: list[int], length: int, words: Tokenizer) -> list[int]:
     return row if len(row) <= length else [*row[: length - 1], words.end]
 
 

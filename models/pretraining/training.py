@@ -74,10 +74,11 @@ def detection_loss(replaced: Any, logits: Any, there: Any) -> Any:
 
 
 def correction_loss(originals: Any, shown: Any, logits: Any, scores: Any, there: Any) -> Any:
-    """The loss of correction: cross-entropy of the original tokens with the copy mechanism, over those `there` marks.
+    """The loss of correction: cross-entropy of the original tokens with the copy mechanism, over the tokens that
+    `there` (float) marks.
 
-    `logits` are those of the detection, `scores` (rows, length, vocabulary) are the logits of the original token if it
-    is not a copy.
+    `shown` are the discriminator's input, `logits` those of the detection, and `scores` (rows, length, vocabulary) the
+    logits of the original token if it is not a copy.
     """
     logits = tf.stop_gradient(tf.cast(logits, tf.float32))
     surprise = tf.nn.sparse_softmax_cross_entropy_with_logits(originals, tf.cast(scores, tf.float32))
@@ -90,6 +91,7 @@ def correction_loss(originals: Any, shown: Any, logits: Any, scores: Any, there:
 
 
 def _mean(each: Any, weights: Any) -> Any:
+    """The mean over rows of the weighted mean of a row."""
     return tf.reduce_mean(tf.reduce_sum(each * weights, axis=1) / tf.reduce_sum(weights, axis=1))
 
 
@@ -188,11 +190,11 @@ class Pretraining:
         ids = _join([each.ids for each in sent])
         replaced = ids != originals if self.objectives.originals else _join([each.marked for each in sent])
         there = tf.cast(ids != self.discriminator.bert.sizes.padding, tf.float32)
-        judged = self.discriminator(ids, training=True)
-        found = {"detected": detection_loss(replaced, judged["replaced"], there)}
+        outputs = self.discriminator(ids, training=True)
+        found = {"detected": detection_loss(replaced, outputs["replaced"], there)}
         loss = self.objectives.detection * found["detected"]
         if self.objectives.originals:
-            found["corrected"] = correction_loss(originals, ids, judged["replaced"], judged["tokens"], there)
+            found["corrected"] = correction_loss(originals, ids, outputs["replaced"], outputs["tokens"], there)
             loss += self.objectives.correction * found["corrected"]
         return {DISCRIMINATOR: loss, **found}
 

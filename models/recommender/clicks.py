@@ -75,8 +75,8 @@ def generated_clicks(
         raise OptionError(f"exponent={exponent!r} does not give a power law", mend="exponent=1.05")
     first, last = start // _BLOCK, (start + rows - 1) // _BLOCK
     blocks = [_draw_block(block, fields, numbers, vocabulary, exponent, seed) for block in range(first, last + 1)]
-    wanted = slice(start - first * _BLOCK, start - first * _BLOCK + rows)
-    joined = [np.concatenate(parts)[wanted] for parts in zip(*blocks, strict=True)]
+    chosen = slice(start - first * _BLOCK, start - first * _BLOCK + rows)
+    joined = [np.concatenate(parts)[chosen] for parts in zip(*blocks, strict=True)]
     return Clicks(*joined)
 
 

@@ -19,7 +19,7 @@ CRITEO_NUMBERS = 13
 CRITEO_FIELDS = 26
 _COLUMNS = 1 + CRITEO_NUMBERS + CRITEO_FIELDS
 _ABSENT = 1 << 40
-"""The value of a missing id; existing ones are below 2 ** 32."""
+"""The value that stands for a missing one, of which ids are made; others are below 2 ** 32."""
 
 
 def iterate_criteo(path: str | os.PathLike[str], *, rows: int = 65_536) -> Iterator[Clicks]:
@@ -99,7 +99,7 @@ def _parse(text: str, base: int, column: int, where: str) -> int | None:
         return None
     try:
         number = int(text, base)
-        if base == 10 or (0 <= number < 1 << 32 and "_" not in text):
+        if "_" not in text and (base == 10 or 0 <= number < 1 << 32):
             return number
     except ValueError:
         pass

@@ -21,8 +21,10 @@ class Distinct(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Parts:
-    """A partition of ids over `count` tables: those of `hot` in the first one, if there are any, the others by hash."""
+class Partition:
+    """A partition of ids over `count` tables: by hash, or with `hot` ids (sorted) these in the first table, and all
+    others in the rest by hash.
+    """
 
     count: int = 1
     hot: tuple[int, ...] = ()
@@ -37,17 +39,17 @@ class Parts:
         return np.where(hot[places] == ids, 0, 1 + hashed % max(self.count - 1, 1))
 
 
-def find_distinct(flat: np.ndarray, parts: Parts = Parts(), part: int = 0) -> Distinct:
-    """The distinct ids of a part. Places count through the rows of all parts, each in the order of ids; only the first
-    part has the places of all ids.
+def find_distinct(flat: np.ndarray, partition: Partition = Partition(), table: int = 0) -> Distinct:
+    """The distinct ids of a table. Places count through the rows of all tables, each in the order of ids; only the
+    result for table 0 has them.
     """
-    if part:
-        ids, seen = np.unique(flat[parts.find_owners(flat) == part], return_counts=True)
+    if table:
+        ids, seen = np.unique(flat[partition.find_owners(flat) == table], return_counts=True)
         return Distinct(ids, seen, np.zeros(0, np.int32))
     ids, places, seen = np.unique(flat, return_inverse=True, return_counts=True)
-    if parts.count == 1:
+    if partition.count == 1:
         return Distinct(ids, seen, places.astype(np.int32))
-    owners = parts.find_owners(ids)
+    owners = partition.find_owners(ids)
     ranks = np.empty(len(ids), np.int32)
     ranks[np.argsort(owners, kind="stable")] = np.arange(len(ids), dtype=np.int32)
     return Distinct(ids[owners == 0], seen[owners == 0], ranks[places])

@@ -108,7 +108,9 @@ class HashedEmbedding(keras.layers.Layer):
             )
 
     def look_up(self, inputs: Any, training: bool | None) -> tuple[Any, Any]:
-        """The rows of the distinct ids, and the place of each id among them; their gradient is pushed to the table."""
+        """The rows of the distinct ids, and the place of each id among them. In training ids get rows, to which the
+        gradients are pushed.
+        """
         flat, share = tf.reshape(tf.cast(inputs, tf.int64), [-1]), tf.constant(WHOLE, tf.int64)
         pull, push_rows = (carry_errors()(each) for each in (self._pull if training else self._read_rows, self._push))
         made = [tf.int64, tf.int32, tf.float32]
@@ -133,10 +135,9 @@ class HashedEmbedding(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         """The options to recreate the layer, without its rows."""
-        own = {"width": self.width, "scale": self.scale, "seed": self.seed, "most_rows": self.most_rows}
-        own["expected_rows"] = self.expected_rows
-        kept = {"staleness": self.staleness, "optimizer": keras.optimizers.serialize(self.optimizer)}
-        return {**super().get_config(), **own, **kept}
+        names = ("width", "scale", "seed", "most_rows", "expected_rows", "staleness")
+        options = {name: getattr(self, name) for name in names}
+        return {**super().get_config(), **options, "optimizer": keras.optimizers.serialize(self.optimizer)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> HashedEmbedding:

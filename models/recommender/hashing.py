@@ -20,14 +20,14 @@ def mix(values: ArrayLike) -> np.ndarray:
     >>> hex(int(mix(np.uint64(0))))
     '0xe220a8397b1dcdaf'
     """
-    given = np.asarray(values)
-    mixed = np.atleast_1d(given.astype(np.uint64))  # a copy, as an array, since overflows of scalars warn
+    array = np.asarray(values)
+    mixed = np.atleast_1d(array.astype(np.uint64))  # a copy, as an array, since overflows of scalars warn
     mixed += _STEP
     for shift, factor in ((30, _FIRST), (27, _SECOND)):
         mixed ^= mixed >> np.uint64(shift)
         mixed *= factor
     mixed ^= mixed >> np.uint64(31)
-    return mixed.reshape(given.shape)
+    return mixed.reshape(array.shape)
 
 
 def id_of(field: ArrayLike, value: ArrayLike) -> np.ndarray:
@@ -51,7 +51,7 @@ def draw_uniform(ids: np.ndarray, width: int, seed: int) -> np.ndarray:
 
 
 def cross_fields(ids: np.ndarray, pairs: Sequence[tuple[int, int]]) -> np.ndarray:
-    """The ids with an additional field for each pair of fields, whose id is that of both values together.
+    """The ids [rows, fields] with an additional field for each pair of fields, whose id depends on both values.
 
     >>> cross_fields(np.array([[1, 2, 3]]), [(0, 2)]).shape
     (1, 4)
@@ -63,11 +63,11 @@ def cross_fields(ids: np.ndarray, pairs: Sequence[tuple[int, int]]) -> np.ndarra
             f"the fields {wrong[0]} cannot be crossed: there are only {ids.shape[1]} fields",
             mend=f"pass pairs of field indices from 0 to {ids.shape[1] - 1}: [(0, 1)]",
         )
-    made = [
+    crossed = [
         id_of(ids.shape[1] + at, mix(ids[:, one]) ^ ids[:, other].view(np.uint64))
         for at, (one, other) in enumerate(pairs)
     ]
-    return np.concatenate([ids, *(each[:, None] for each in made)], axis=1)
+    return np.concatenate([ids, *(each[:, None] for each in crossed)], axis=1)
 
 
 _ABSENT = -1

@@ -37,9 +37,9 @@ def read_share(state: State) -> Share | None:
     return None if saved is None else Share(*map(int, saved))
 
 
-def pack_pending(waiting: Iterable[PendingPush]) -> State:
+def pack_pending(pending: Iterable[PendingPush]) -> State:
     """Pending updates as arrays of a state; empty if there are none."""
-    pairs = list(waiting)
+    pairs = list(pending)
     if not pairs:
         return {}
     ids, gradients = zip(*pairs, strict=True)
@@ -63,15 +63,15 @@ def join_states(states: Sequence[State], share: Share) -> State:
     ids, picked = _pick([np.asarray(state["ids"], np.int64) for state in states], share)
     names = ("counts", "values")
     arrays = {name: np.concatenate([np.asarray(state[name]) for state in states])[picked] for name in names}
-    waiting = []
+    pending = []
     for pushes in zip(*map(unpack_pending, states), strict=True):
-        found, places = _pick([each for each, _ in pushes], share)
-        waiting.append((found, np.concatenate([each for _, each in pushes])[places]))
-    return {**states[0], "ids": ids, **arrays, "share": list(share), **pack_pending(waiting)}
+        pushed, places = _pick([each for each, _ in pushes], share)
+        pending.append((pushed, np.concatenate([each for _, each in pushes])[places]))
+    return {**states[0], "ids": ids, **arrays, "share": list(share), **pack_pending(pending)}
 
 
 def _pick(ids: Sequence[np.ndarray], share: Share) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct ids of a share, and the place of each in their concatenation."""
+    """The distinct ids of a share among several arrays, and the first place of each in their concatenation."""
     joined = np.concatenate(ids)
     places = np.flatnonzero(share.owns(joined))
     found, first = np.unique(joined[places], return_index=True)

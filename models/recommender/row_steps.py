@@ -21,7 +21,8 @@ from .row_table import LookAhead, RowTable
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 _MOST_ANNOUNCED = 16
-Found = tuple[Distinct, LookAhead]
+LookUp = tuple[Distinct, LookAhead]
+"""The distinct ids of a batch, and their rows."""
 
 
 @dataclass
@@ -29,11 +30,11 @@ class _Announced:
     """The ids of a later step, and their look-up."""
 
     ids: np.ndarray
-    found: Future[Found] | None = None
+    look_up: Future[LookUp] | None = None
 
 
 class RowSteps:
-    """The steps of one layer; `find` gives the distinct ids of a batch that the table holds."""
+    """The look-ups and updates of one layer; `find` returns the distinct ids of a batch that its table holds."""
 
     def __init__(self, table: RowTable, find: Callable[[np.ndarray], Distinct]) -> None:
         self.table, self._find = table, find
@@ -49,15 +50,15 @@ class RowSteps:
         self._updates: Future[None] | None = None
 
     def pull(self, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Look up a micro-batch: its distinct ids, the place of each id among them, and their rows."""
+        """Look up a micro-batch in training: its distinct ids, the place of each id among them, and their values."""
         step, count = _find_run_step()
         with self._lock:
             if step != self._step or not step:
                 self._begin(step, count)
             self._pulls += 1
             last = self._pulls == count
-            found = self._take_look_up(flat)
-        distinct, ahead = (self._find(flat), None) if found is None else found.result()
+            look_up = self._take_look_up(flat)
+        distinct, ahead = (self._find(flat), None) if look_up is None else look_up.result()
         rows = self.table.pull(distinct.ids, distinct.seen, ahead)
         if last:
             self._start_parallel_work()
@@ -106,14 +107,16 @@ class RowSteps:
             self._updates.result()
             self._updates = None
 
-    def _take_look_up(self, flat: np.ndarray) -> Future[Found] | None:
-        """The look-up ahead for these ids; earlier announcements are of batches that were not trained."""
+    def _take_look_up(self, flat: np.ndarray) -> Future[LookUp] | None:
+        """Remove and return the look-up ahead for these ids, if any, and remove earlier announcements, whose batches
+        were not trained.
+        """
         at = next((at for at, each in enumerate(self._announced) if np.array_equal(each.ids, flat)), None)
         if at is None:
             return None
-        found = [self._announced.popleft() for _ in range(at + 1)][-1].found
-        self.looked_ahead += found is not None
-        return found
+        look_up = [self._announced.popleft() for _ in range(at + 1)][-1].look_up
+        self.looked_ahead += look_up is not None
+        return look_up
 
     def _start_parallel_work(self) -> None:
         """Start work in parallel with the dense part of this step: updates that the next look-up must see, and that
@@ -127,10 +130,10 @@ class RowSteps:
             self._look_up_next()
 
     def _look_up_next(self) -> None:
-        if self._whole and self._announced and self._announced[0].found is None:
-            self._announced[0].found = self._executor().submit(self._look_ahead, self._announced[0].ids)
+        if self._whole and self._announced and self._announced[0].look_up is None:
+            self._announced[0].look_up = self._executor().submit(self._look_ahead, self._announced[0].ids)
 
-    def _look_ahead(self, flat: np.ndarray) -> Found:
+    def _look_ahead(self, flat: np.ndarray) -> LookUp:
         distinct = self._find(flat)
         return distinct, self.table.look_ahead(distinct.ids)
 
@@ -154,18 +157,18 @@ def _warn_if_unsaved(table: RowTable) -> None:
     checkpoints = None if run is None else run.checkpoints
     if checkpoints is None or any(each is table for each in checkpoints.extra_state.objects.values()):
         return
-    said = NebulaWarning(
+    warning = NebulaWarning(
         "rows of a HashedEmbedding are not saved with the checkpoints of this run",
         where=checkpoints.levels[0].folder.path,
         why="they are not variables, and start afresh when the run resumes",
         mend="call nb.state(rows=layer.table) before the first step",
     )
-    _LOG.warning("%s", said)
+    _LOG.warning("%s", warning)
 
 
 def _sum_by_id(pushed: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """The sum of the gradients of each id. Micro-batches arrive in any order and are added in the order of their
-    contents, so that the bits of a sum are always the same.
+    """The distinct ids of several pushes, and the sum of the gradients of each. Micro-batches arrive in any order and
+    are added in the order of their contents, so that the bits of a sum are always the same.
     """
     pushed = sorted(pushed, key=lambda each: (each[0].tobytes(), each[1].tobytes()))
     ids, places = np.unique(np.concatenate([each for each, _ in pushed]), return_inverse=True)

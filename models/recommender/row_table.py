@@ -27,7 +27,9 @@ _BLOCK = 1 << 16
 
 @dataclass(frozen=True)
 class LookAhead:
-    """The result of a look-up ahead: rows and values of ids after a number of updates."""
+    """The result of a look-up ahead, after this number of updates: the row of each id, -1 if it has none, and its
+    values. It is not valid after an eviction, which begins another `generation`.
+    """
 
     updates: int
     generation: int
@@ -117,13 +119,13 @@ class RowTable:
         """The bytes of the rows that the table is expected to have, on all workers together: `expected_rows`, otherwise
         `most_rows`, otherwise the current number.
         """
-        held, said = len(self), "that it has now: pass expected_rows= to its layer for the expected number"
+        count, reason = len(self), "that it has now: pass expected_rows= to its layer for the expected number"
         if self.expected_rows is not None:
-            held, said = self.expected_rows, "from expected_rows="
+            count, reason = self.expected_rows, "from expected_rows="
         elif self.most_rows is not None:
-            held, said = self.most_rows, "from most_rows="
-        row = sum(each.row_bytes for each in (self._values, self._ids, self._counts, self._stamps))
-        return Expected(held * row + IdIndex.bytes_of(held), f"{held:,} rows {said}")
+            count, reason = self.most_rows, "from most_rows="
+        row_bytes = sum(each.row_bytes for each in (self._values, self._ids, self._counts, self._stamps))
+        return Expected(count * row_bytes + IdIndex.bytes_of(count), f"{count:,} rows {reason}")
 
     def pull(self, ids: np.ndarray, seen: np.ndarray | None = None, ahead: LookAhead | None = None) -> np.ndarray:
         """The values of distinct ids. With `seen`, the count of each in the batch, ids get rows and are counted.
@@ -165,8 +167,8 @@ class RowTable:
             return LookAhead(self._steps, self._generation, rows, self._read(ids, rows))
 
     def push(self, ids: np.ndarray, gradients: np.ndarray) -> None:
-        """Update the rows of distinct ids, `staleness` pushes later; if a number is not finite, nothing is changed, and
-        `left_out` counts it.
+        """Update the rows of distinct ids, `staleness` pushes later. If any gradient is not finite, nothing is updated,
+        and `left_out` counts the push.
         """
         if not np.isfinite(gradients).all():
             self.left_out += 1
@@ -180,7 +182,9 @@ class RowTable:
                 self._update_due()
 
     def update(self, pushes: int | None = None) -> None:
-        """Apply the updates of the first pushes, or all updates, as at the end of a training with `staleness`."""
+        """Apply the updates of the first `pushes` since the table was created, or all, as at the end of a training with
+        `staleness`.
+        """
         with self._lock:
             self._update(self.pushes if pushes is None else pushes)
 
@@ -198,7 +202,9 @@ class RowTable:
             self._stamps.write(rows, np.full((len(rows), 1), self._steps, np.int64))
 
     def evict(self, *, fewer_than: int) -> int:
-        """Drop rows with fewer uses than this; returns their number. If their ids recur, they get new rows."""
+        """Drop the rows that were used in training fewer times than this; returns their number. If their ids recur,
+        they get new rows.
+        """
         if not isinstance(fewer_than, int | np.integer):
             raise OptionError(f"fewer_than={fewer_than!r} is not an integer", mend="evict(fewer_than=3)")
         with self._lock:
@@ -304,7 +310,7 @@ class RowTable:
         return None if self.most_rows is None else (self.share or WHOLE).limit_rows(self.most_rows)
 
     def _has_room(self, rows: np.ndarray) -> bool:
-        """Whether this number of new ids gets rows without eviction."""
+        """Whether all ids without a row (-1) get one without eviction."""
         return self._limit is None or len(self) + int((rows < 0).sum()) <= self._limit
 
     def _read(self, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -319,6 +325,7 @@ class RowTable:
         return np.asarray(2 * scale * draw_uniform(ids, self.width, self.seed) - scale)
 
     def _find_or_add(self, ids: np.ndarray) -> np.ndarray:
+        """The row of each id; ids without one get one."""
         rows = self._index.find(ids)
         absent = rows < 0
         count = int(absent.sum())
@@ -350,7 +357,9 @@ class RowTable:
 
     # ------------------------------------------------------------------ eviction
     def _make_room(self, count: int, wanted: int, held_rows: np.ndarray) -> None:
-        """Evict the least used rows, except those of this batch; a tenth of all at once, so that it is rare."""
+        """Evict the least used rows, except those of this batch, until `count` more fit; at least a tenth of all at
+        once, so that it is rare. Then halve all counts.
+        """
         most = self._limit or 0
         if wanted > most:
             size = (self.share or WHOLE).size

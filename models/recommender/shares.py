@@ -34,7 +34,7 @@ class Share(NamedTuple):
         return self.start < other.start + other.size and other.start < self.start + self.size
 
     def limit_rows(self, rows: int) -> int:
-        """Its part of this number of rows, rounded up."""
+        """The share of a maximum number of rows of the whole table, rounded up."""
         return -(-rows * self.size // BUCKETS)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from whale_nebula.errors import OptionError
 
-from .distinct import Distinct, Parts, find_distinct, gather_rows
+from .distinct import Distinct, Partition, find_distinct, gather_rows
 from .hashed_embedding import HashedEmbedding
 
 
@@ -35,10 +35,10 @@ class DistinctRows(HashedEmbedding):
                 mend="part=0, parts=2: an index below the number of parts, which is at least 2 with hot ids",
             )
         self.part, self.parts = part, parts
-        self._owners = Parts(parts, tuple(self.hot.tolist()))
+        self._partition = Partition(parts, tuple(self.hot.tolist()))
 
     def call(self, inputs: Any, training: bool | None = False) -> Any:
-        """Rows and places."""
+        """The rows of the ids that this table holds, and, for part 0, the place of each id."""
         rows, places = self.look_up(inputs, training)
         if self.part == 0:
             places = tf.ensure_shape(tf.reshape(places, tf.shape(inputs)), inputs.shape)
@@ -55,7 +55,7 @@ class DistinctRows(HashedEmbedding):
         return {**super().get_config(), "part": self.part, "parts": self.parts, "hot": self.hot.tolist()}
 
     def _find_distinct(self, flat: np.ndarray) -> Distinct:
-        return find_distinct(flat, self._owners, self.part)
+        return find_distinct(flat, self._partition, self.part)
 
 
 @keras.saving.register_keras_serializable("whale_nebula")

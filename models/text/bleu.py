@@ -15,7 +15,9 @@ _SMOOTHING = "exp"
 
 
 class Score(NamedTuple):
-    """BLEU of a text, from 0 to 100, with its components; `signature` records the settings for comparisons."""
+    """BLEU of a text, from 0 to 100, with its components: the precisions in percent, the brevity penalty, and the words
+    of both texts. `signature` records the settings for comparisons.
+    """
 
     value: float
     signature: str
@@ -29,7 +31,7 @@ class Score(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """The improvement of `b` over `a`, with the interval that contains 95 % of the bootstrap samples."""
+    """The improvement of `b` over `a`, and the interval from `low` to `high` of 95 % of the bootstrap samples."""
 
     delta: float
     low: float
@@ -115,13 +117,14 @@ def _make_metric() -> Any:
 
 
 def _count_ngrams(hypotheses: Sequence[str], references: Sequence[str]) -> npt.NDArray[np.int64]:
-    """BLEU's counts for each sentence: right n-grams, all n-grams, words here and in the reference."""
+    """A row of counts for each sentence: right n-grams and all n-grams by n, words here and in the reference."""
     metric = _make_metric()
     found = [metric.sentence_score(each, [reference]) for each, reference in zip(hypotheses, references, strict=True)]
     return np.asarray([[*each.counts, *each.totals, each.sys_len, each.ref_len] for each in found], np.int64)
 
 
-def _compute_precisions(counts: npt.NDArray[np.int64]) -> Any:
+def _compute_score(counts: npt.NDArray[np.int64]) -> Any:
+    """The score, an object of sacrebleu, for a sum of `_count_ngrams` over sentences."""
     from sacrebleu.metrics.bleu import BLEU
 
     *grams, words, reference_words = counts.tolist()
@@ -129,13 +132,13 @@ def _compute_precisions(counts: npt.NDArray[np.int64]) -> Any:
 
 
 def _compute_value(counts: npt.NDArray[np.int64]) -> float:
-    return float(_compute_precisions(counts).score)
+    return float(_compute_score(counts).score)
 
 
 def _make_score(counts: npt.NDArray[np.int64]) -> Score:
     from sacrebleu.metrics.bleu import BLEU
 
-    found = _compute_precisions(counts)
+    found = _compute_score(counts)
     whole = BLEU(lowercase=True, smooth_method=_SMOOTHING)
     whole.corpus_score(["a"], [["a"]])  # a signature exists after the first score
     signature = str(whole.get_signature())

@@ -76,7 +76,7 @@ def monolingual(language: Language, count: int, *, seed: int = 0, forms: Sequenc
 
 
 def check_name(name: str, known: Sequence[str], count: int, *, what: str = "split") -> None:
-    """Refuse an unknown name, and an invalid number of sentences."""
+    """Refuse a name of a split (or `what`) that is not known, and a number of sentences less than one."""
     if name not in known:
         raise OptionError(f"{name!r} is not a generated {what}", mend=did_you_mean(name, known))
     if count < 1:
@@ -94,7 +94,7 @@ def _check_forms(forms: Sequence[str]) -> tuple[str, ...]:
 
 
 def _make_sentence(split: str, seed: int, place: int, forms: Sequence[str]) -> Both:
-    """Draw until the sentence belongs to the split."""
+    """Draw sentences of these forms until one belongs to the split."""
     attempt = 0
     while True:
         number, which = divmod(digest_text(f"{split}/{seed}/{place}/{attempt}"), len(forms))
@@ -122,7 +122,7 @@ _SIZES_OF_FOUR = {form: four.size(form) for form in four.FORMS}
 
 
 class Choices(NamedTuple):
-    """Sentences, their translations, and wrong translations that differ by `kinds`."""
+    """Sentences, their translations, wrong translations, and the kind of the error in each of these."""
 
     sentences: list[str]
     right: list[str]
@@ -139,7 +139,7 @@ def aligned(split: str, count: int, *, languages: Sequence[str] = LANGUAGES, see
     check_name(split, ("train", "val", "test"), count)
     for language in languages:
         check_name(language, LANGUAGES, count, what="language")
-    meanings = [_draw_choice(split, seed, place) for place in range(count)]
+    meanings = [_draw_meaning(split, seed, place) for place in range(count)]
     return {language: [meaning.write(language) for meaning in meanings] for language in languages}
 
 
@@ -151,7 +151,7 @@ def alone(language: str, count: int, *, seed: int = 0) -> list[str]:
     3
     """
     check_name(language, LANGUAGES, count, what="language")
-    return [_draw_choice(f"mono-{language}", seed, place).write(language) for place in range(count)]
+    return [_draw_meaning(f"mono-{language}", seed, place).write(language) for place in range(count)]
 
 
 def choices(split: str, count: int, first: str, second: str, *, seed: int = 0) -> Choices:
@@ -167,7 +167,7 @@ def choices(split: str, count: int, first: str, second: str, *, seed: int = 0) -
         check_name(language, LANGUAGES, count, what="language")
     made = Choices([], [], [], [])
     for place in range(count):
-        meaning = _draw_choice(split, seed, place)
+        meaning = _draw_meaning(split, seed, place)
         number = digest_text(f"choice/{split}/{seed}/{place}")
         kind = meaning.list_changes()[number % len(meaning.list_changes())]
         wrong = meaning.change(kind, number // 7)
@@ -178,8 +178,8 @@ def choices(split: str, count: int, first: str, second: str, *, seed: int = 0) -
     return made
 
 
-def _draw_choice(split: str, seed: int, place: int) -> four.Meaning:
-    """Draw until the meaning belongs to the split, and compares no thing with itself."""
+def _draw_meaning(split: str, seed: int, place: int) -> four.Meaning:
+    """Draw meanings until one belongs to the split, and does not compare a thing with itself."""
     attempt = 0
     while True:
         number, which = divmod(digest_text(f"{split}/{seed}/{place}/{attempt}"), len(four.FORMS))

@@ -112,16 +112,16 @@ def make_order(
 ) -> Order:
     """Distribute rows over batches, differently in each epoch.
 
-    Only the last batch of an epoch, of the longest sentences, may be smaller.
+    At most one batch of an epoch is smaller than `batch`: with `lengths`, one of the longest sentences.
 
     Args:
         rows: number of rows.
         batch: rows in a batch.
         seed: seed of the order.
         epochs: number of epochs.
-        lengths: an array for each local side; rows whose lengths round up to the same multiples are grouped.
+        lengths: an array for each local side; rows are sorted by their lengths, rounded up to multiples of `multiple`.
         multiple: multiple to which lengths are rounded up.
-        shuffle: False keeps the order of the rows, the shortest first if lengths are given.
+        shuffle: whether rows of equal length, and the batches, are in random order; False keeps the order of the rows.
 
     >>> make_order(4, batch=2, lengths=[[9, 3, 12, 5]], shuffle=False).batches
     ((1, 3), (0, 2))
@@ -133,14 +133,16 @@ def make_order(
     for each in buckets:
         if each.shape != (rows,):
             raise OptionError(f"{each.size} lengths do not match {rows} rows", mend="lengths=encoded.lengths")
-    dealt = [_deal_rows(rows, batch, buckets, (seed, number) if shuffle else None) for number in range(epochs)]
-    return Order(rows, epochs, tuple(each for epoch in dealt for each in epoch))
+    batches = [_make_batches(rows, batch, buckets, (seed, number) if shuffle else None) for number in range(epochs)]
+    return Order(rows, epochs, tuple(each for epoch in batches for each in epoch))
 
 
-def _deal_rows(rows: int, batch: int, buckets: list[Any], seed: tuple[int, int] | None) -> list[tuple[int, ...]]:
-    """One epoch: rows in random order, grouped by length, cut into batches, and these in random order."""
+def _make_batches(rows: int, batch: int, buckets: list[Any], seed: tuple[int, int] | None) -> list[tuple[int, ...]]:
+    """The batches of an epoch: rows sorted by bucket, and cut into batches. With a seed, rows of equal buckets and the
+    batches are in random order.
+    """
     random = None if seed is None else np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
-    chance = np.arange(rows) if random is None else random.permutation(rows)
-    turn = np.lexsort((chance, *reversed(buckets)))
-    cut = [tuple(turn[start : start + batch].tolist()) for start in range(0, rows, batch)]
-    return cut if random is None else [cut[place] for place in random.permutation(len(cut))]
+    ties = np.arange(rows) if random is None else random.permutation(rows)
+    order = np.lexsort((ties, *reversed(buckets)))
+    batches = [tuple(order[start : start + batch].tolist()) for start in range(0, rows, batch)]
+    return batches if random is None else [batches[place] for place in random.permutation(len(batches))]

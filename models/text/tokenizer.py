@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .vocabulary import Vocabulary, normalize_spelling, tokenizer_reads
+from .vocabulary import Vocabulary, make_tokenizer_options, normalize_spelling
 
 # Applied in this order. `-` and `'` are assumed to have had no spaces around them, which is nearly always right.
 _RULES = (
@@ -66,7 +66,7 @@ class Tokenizer:
             vocab=list(vocabulary.tokens),
             token_out_type=tf.int32,
             support_detokenization=True,
-            **tokenizer_reads(accents=self.accents),
+            **make_tokenizer_options(accents=self.accents),
         )
         plain = tf.autograph.experimental.do_not_convert  # converting the library takes seconds and has no effect
         self._cut, self._join = plain(cutter.tokenize), plain(cutter.detokenize)

@@ -187,11 +187,11 @@ def learn_tokens(lines: Sequence[str], size: int, reserved: Sequence[str], *, ac
 
     counts = count_line_words(lines, accents=accents)
 
-    def at(threshold: int) -> list[str]:
+    def learn(threshold: int) -> list[str]:
         return library.learn(counts, size, list(reserved), upper_thresh=threshold, lower_thresh=threshold)
 
-    fits = at(sum(counts.values()) + 1)  # above all counts, so only letters remain
-    return len(fits) if len(fits) > size else _search_threshold(at, size)
+    letters = learn(sum(counts.values()) + 1)  # above all counts, so only letters remain
+    return len(letters) if len(letters) > size else _search_threshold(learn, size)
 
 
 def count_line_words(lines: Sequence[str], *, accents: bool) -> Any:
@@ -200,7 +200,7 @@ def count_line_words(lines: Sequence[str], *, accents: bool) -> Any:
     from tensorflow_text.python.ops.bert_tokenizer import BasicTokenizer
     from tensorflow_text.tools.wordpiece_vocab import wordpiece_tokenizer_learner_lib as library
 
-    cutter = BasicTokenizer(**learner_reads(accents=accents))
+    cutter = BasicTokenizer(**make_learner_options(accents=accents))
 
     @tf.autograph.experimental.do_not_convert  # converting the library would take seconds without effect
     def cut(text: Any) -> Any:
@@ -209,14 +209,14 @@ def count_line_words(lines: Sequence[str], *, accents: bool) -> Any:
     return library.count_words(tf.data.Dataset.from_tensor_slices(list(lines)).batch(_LINES_AT_ONCE).map(cut))
 
 
-def _search_threshold(at: Callable[[int], list[str]], size: int) -> list[str]:
-    """Double the threshold until the tokens fit, then halve the way back."""
+def _search_threshold(learn: Callable[[int], list[str]], size: int) -> list[str]:
+    """The tokens for the lowest threshold at which they fit: it is doubled until they do, then found by bisection."""
     too_low, enough = 0, 1
-    while len(fits := at(enough)) > size:
+    while len(fits := learn(enough)) > size:
         too_low, enough = enough, 2 * enough
     while enough - too_low > 1:
         middle = (too_low + enough) // 2
-        tokens = at(middle)
+        tokens = learn(middle)
         if len(tokens) <= size:
             fits, enough = tokens, middle
         else:
@@ -225,7 +225,8 @@ def _search_threshold(at: Callable[[int], list[str]], size: int) -> list[str]:
 
 
 def normalize_spelling(strings: Any, *, accents: bool) -> Any:
-    """Normalise a tensor of strings for the tokenizers. Tokenizers that strip accents convert to lower case themselves.
+    """Convert a tensor of strings to lower case in normal form C. Without `accents` it is unchanged: a tokenizer that
+    strips accents converts to lower case itself.
 
     >>> normalize_spelling(["El CAFÉ"], accents=True).numpy()[0].decode()
     'el café'
@@ -238,11 +239,11 @@ def normalize_spelling(strings: Any, *, accents: bool) -> Any:
     return tensorflow_text.normalize_utf8(tf.strings.lower(strings, encoding="utf-8"), "NFC")
 
 
-def learner_reads(*, accents: bool) -> dict[str, bool]:
-    """Options of the learner of vocabularies."""
+def make_learner_options(*, accents: bool) -> dict[str, bool]:
+    """The options of the tokenizer with which a vocabulary is learned from text of `normalize_spelling`."""
     return {"lower_case": not accents}
 
 
-def tokenizer_reads(*, accents: bool) -> dict[str, bool]:
-    """Options of the tokenizer."""
+def make_tokenizer_options(*, accents: bool) -> dict[str, bool]:
+    """The options of the tokenizer for text of `normalize_spelling`."""
     return {"lower_case_nfd_strip_accents": not accents}

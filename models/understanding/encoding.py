@@ -26,8 +26,8 @@ class Rows(NamedTuple):
 
 
 class Spans(NamedTuple):
-    """Ids, the first and the last token of an answer, and the range of characters of the text for each token; (-1, -1)
-    for tokens outside the text.
+    """Ids (rows, length), the first and the last token of each answer (rows, 2), and for each token its range of
+    characters of the text, (-1, -1) outside the text (rows, length, 2).
     """
 
     ids: np.ndarray
@@ -70,8 +70,8 @@ class Encoder:
         return Rows(np.array(ids, np.int32), np.asarray(rows.labels, np.float32))
 
     def questions(self, rows: Sequence[Question]) -> Spans:
-        """Encode questions, each before its text. An answer that was truncated is at the first token, which belongs to
-        no answer.
+        """Encode questions, each before its text, with their first right answers. An answer that was truncated is at
+        the first token, which belongs to no answer.
         """
         made = [self._encode_question(row) for row in rows]
         ids, labels, characters = (np.array(each, np.int32) for each in zip(*made, strict=True))

@@ -24,6 +24,7 @@ _PLACES = ("in the kitchen", "in the garden", "at school", "on the train", "in t
 _FINE, _BAD = ("fine", "lovely", "clever", "bright", "warm"), ("dull", "poor", "awful", "cold", "weak")
 _SPLITS = {"train": range(80), "dev": range(80, 90), "test": range(90, 100)}
 Fact = tuple[str, str, str, str, str]
+"""A name, a count, a colour, things and a place."""
 _Made = TypeVar("_Made")
 
 TASKS: dict[str, Task] = {
@@ -64,7 +65,7 @@ def generated_task(task: str, split: str, count: int, *, seed: int = 0) -> Examp
 
 
 def generated_text(count: int, *, seed: int = 0) -> list[str]:
-    """Sentences of the same kind without labels, for a vocabulary and for pretraining.
+    """Generate sentences of the same kind without labels, for a vocabulary and for pretraining.
 
     >>> len(generated_text(3))
     3
@@ -82,7 +83,7 @@ def generated_text(count: int, *, seed: int = 0) -> list[str]:
 
 
 def _draw_row(make: Callable[[Random], _Made], where: str, split: str) -> _Made:
-    """Draw until the row belongs to the split."""
+    """Draw rows by `make` until one belongs to the split."""
     for attempt in range(10**6):
         row = make(_random(f"{where}/{attempt}"))
         if _digest(str(row)) % 100 in _SPLITS[split]:
@@ -121,14 +122,15 @@ def _change_fact(fact: Fact, drawn: Random, places: Sequence[int]) -> Fact:
     """The fact with other values at these places."""
     kinds = (_NAMES, _COUNTS, _COLOURS, _THINGS, _PLACES)
     new = [
-        drawn.choice([each for each in kinds[place] if each != said]) if place in places else said
-        for place, said in enumerate(fact)
+        drawn.choice([each for each in kinds[place] if each != value]) if place in places else value
+        for place, value in enumerate(fact)
     ]
     return tuple(new)  # type: ignore[return-value]
 
 
 # ---------------------------------------------------------------------- rows
 Row = tuple[str, str, float]
+"""Two sentences, of which the second may be empty, and the label."""
 
 
 def _draw_opinion(drawn: Random) -> Row:
@@ -138,13 +140,13 @@ def _draw_opinion(drawn: Random) -> Row:
     name, thing = drawn.choice(_NAMES), drawn.choice(_THINGS)
     verb = "are not" if denied else "are"
     place = drawn.choice(_PLACES)
-    said = f"the {thing} of {name} {verb} {word}"
+    opinion = f"the {thing} of {name} {verb} {word}"
     aside = f"near the {other} {drawn.choice(_THINGS)} {place}"
-    return f"{said} {aside} ." if drawn.random() < 0.5 else f"{aside} {said} .", "", float(good != denied)
+    return f"{opinion} {aside} ." if drawn.random() < 0.5 else f"{aside} {opinion} .", "", float(good != denied)
 
 
 def _draw_grammar(drawn: Random) -> Row:
-    """A sentence, or one with two neighbouring words swapped."""
+    """A sentence, or one with two neighbouring words swapped, which is wrong (0)."""
     words = _write_fact(_draw_fact(drawn)).split()
     right = drawn.random() < 0.5
     if not right:

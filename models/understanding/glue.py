@@ -15,7 +15,9 @@ from .examples import Examples, Question, Task
 
 
 class Columns(NamedTuple):
-    """The columns of a task's files, by name; by position in files without a header."""
+    """The columns of a task's files by name, or by position in files without a header; the `labels` of classes, none
+    for numbers; and the subfolder of the files.
+    """
 
     first: str | int
     label: str | int
@@ -121,8 +123,8 @@ def _read_label(label: str, labels: tuple[str, ...], where: str) -> float:
             raise ValueError
         return float(label)
     except ValueError:
-        meant = " or ".join(map(repr, labels)) if labels else "a number"
-        raise DataError(f"the label {label!r} is not {meant}", where=where, mend="remove the row") from None
+        expected = " or ".join(map(repr, labels)) if labels else "a number"
+        raise DataError(f"the label {label!r} is not {expected}", where=where, mend="remove the row") from None
 
 
 _UNANSWERED = ("refuse", "skip")

@@ -45,10 +45,10 @@ def matthews(found: ArrayLike, expected: ArrayLike) -> float:
     """
     one, other = _flatten_alike(found, expected)
     classes = np.unique(np.concatenate([one, other]))
-    ours, theirs = ((each[:, None] == classes).astype(float) for each in (one, other))
-    ours, theirs = ours - ours.mean(0), theirs - theirs.mean(0)
-    size = float(np.sqrt((ours**2).sum() * (theirs**2).sum()))
-    return float((ours * theirs).sum() / size) if size else 0.0
+    one, other = ((each[:, None] == classes).astype(float) for each in (one, other))
+    one, other = one - one.mean(0), other - other.mean(0)
+    size = float(np.sqrt((one**2).sum() * (other**2).sum()))
+    return float((one * other).sum() / size) if size else 0.0
 
 
 def pearson(found: ArrayLike, expected: ArrayLike) -> float:
@@ -78,7 +78,7 @@ def exact_match(found: Sequence[str], expected: Sequence[Sequence[str]]) -> floa
     >>> exact_match(["The red cup.", "a dog"], [["red cup"], ["cat", "the cat"]])
     0.5
     """
-    return _best(found, expected, lambda one, other: float(_normalize_answer(one) == _normalize_answer(other)))
+    return _average_best(found, expected, lambda one, other: float(_normalize_answer(one) == _normalize_answer(other)))
 
 
 def span_f1(found: Sequence[str], expected: Sequence[Sequence[str]]) -> float:
@@ -87,7 +87,7 @@ def span_f1(found: Sequence[str], expected: Sequence[Sequence[str]]) -> float:
     >>> round(span_f1(["red cup"], [["a large red cup"]]), 4)
     0.8
     """
-    return _best(found, expected, _shared_words)
+    return _average_best(found, expected, _compute_word_f1)
 
 
 METRICS: Mapping[str, Callable[[ArrayLike, ArrayLike], float]] = {
@@ -113,7 +113,8 @@ def _rank(values: np.ndarray) -> np.ndarray:
     return np.asarray((ends - (counts - 1) / 2)[places])
 
 
-def _best(found: Sequence[str], expected: Sequence[Sequence[str]], score: Callable[[str, str], float]) -> float:
+def _average_best(found: Sequence[str], expected: Sequence[Sequence[str]], score: Callable[[str, str], float]) -> float:
+    """The mean over answers of the best score against one of the right ones."""
     if len(found) != len(expected) or not len(found) or not all(expected):
         raise DataError(
             f"cannot compare {len(found)} answers with {len(expected)} lists of right answers",
@@ -129,7 +130,7 @@ def _normalize_answer(answer: str) -> list[str]:
     return _ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split()
 
 
-def _shared_words(found: str, expected: str) -> float:
+def _compute_word_f1(found: str, expected: str) -> float:
     one, other = _normalize_answer(found), _normalize_answer(expected)
     if not one or not other:
         return float(one == other)

@@ -36,7 +36,7 @@ class Head(Configured):
         self.out = keras.layers.Dense(outputs, kernel_initializer=near_zero(0.02), name="out")
 
     def build(self, hidden_shape: Any, visible_shape: Any = None) -> None:
-        """Make the weights."""
+        """Create the weights."""
         if not self.spans:
             self.pool.build(hidden_shape)
         self.out.build((*hidden_shape[:-1], self._options["width"]))
@@ -56,7 +56,7 @@ class Head(Configured):
 
 
 def understanding(bert: Bert, task: Task, *, dropout: float = 0.0, name: str = "understanding") -> keras.Model:
-    """Build a BERT with a head for a task; its layers are `BERT` (with its own layers inside) and `head`.
+    """Build a BERT with a head for a task. Its layers are those of the BERT, which are shared, and `head`.
 
     >>> from ..bert import BertSizes
     >>> bert = Bert(BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=1, inner=16))

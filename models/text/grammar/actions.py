@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from . import english, spanish
-from .phrases import COUNTED, FUTURE, PAST, PRESENT, SOME, THIS, Subject, anyone, phrase, sentence
+from .phrases import COUNTED, FUTURE, PAST, PRESENT, SOME, THIS, Subject, phrase, pick_subject, sentence
 from .pick import Both, Pick
 from .words import ALL, COLORS, GOODS, ORIGINS, PLACES, QUALITIES, VERBS, Verb
 
@@ -20,7 +20,7 @@ class Modal(NamedTuple):
 
 
 def _modal(es: str, en: str) -> Modal:
-    return Modal(tuple(es.split()), (en, english.third(en), f"do not {en}", f"does not {en}"))
+    return Modal(tuple(es.split()), (en, english.third_person(en), f"do not {en}", f"does not {en}"))
 
 
 _MODALS = (
@@ -35,7 +35,7 @@ _MODALS = (
 
 def did(pick: Pick) -> Both:
     """Ayer Pedro compró dos camisas rojas. / Pedro bought two red shirts yesterday."""
-    who, verb = anyone(pick), pick(VERBS)
+    who, verb = pick_subject(pick), pick(VERBS)
     thing = phrase(pick(GOODS), pick((*THIS, *SOME * 4, *COUNTED)), [pick(COLORS)])
     tense, when = pick(_WHEN)
     es = spanish.conjugate(verb.es, tense, who.person)
@@ -56,12 +56,12 @@ def _conjugate(verb: Verb, tense: str, who: Subject) -> str:
         return verb.en_past
     if tense == "future":
         return f"will {verb.en}"
-    return english.third(verb.en) if who.person == _HE else verb.en
+    return english.third_person(verb.en) if who.person == _HE else verb.en
 
 
 def wanted(pick: Pick) -> Both:
     """No queremos vender nuestra casa blanca. / We do not want to sell our white house."""
-    who, modal, negated, verb = anyone(pick), pick(_MODALS), pick((False, True)), pick(VERBS)
+    who, modal, negated, verb = pick_subject(pick), pick(_MODALS), pick((False, True)), pick(VERBS)
     thing = phrase(pick(ALL), pick((*THIS, *SOME * 4, *COUNTED)), [pick(COLORS)])
     en = modal.en[2 * negated + (who.person == _HE)]
     return sentence(
@@ -72,7 +72,7 @@ def wanted(pick: Pick) -> Both:
 
 def bought(pick: Pick) -> Both:
     """Ayer vendimos un reloj sueco caro en la calle. / Yesterday we sold an expensive Swedish clock in the street."""
-    who, verb, place, when = anyone(pick), pick(VERBS), pick(PLACES), pick(PAST[:5])
+    who, verb, place, when = pick_subject(pick), pick(VERBS), pick(PLACES), pick(PAST[:5])
     thing = phrase(pick(GOODS), pick(SOME), [pick(ORIGINS), pick(QUALITIES)])
     es = spanish.conjugate(verb.es, "past", who.person)
     return sentence(

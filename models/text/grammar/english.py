@@ -27,7 +27,7 @@ def plural(word: str) -> str:
 
 
 def add_article(phrase: str) -> str:
-    """A phrase after its article.
+    """A phrase with the indefinite article before it.
 
     >>> add_article("old house"), add_article("house")
     ('an old house', 'a house')
@@ -35,10 +35,10 @@ def add_article(phrase: str) -> str:
     return f"an {phrase}" if phrase[0].lower() in "aeiou" else f"a {phrase}"
 
 
-def third(verb: str) -> str:
+def third_person(verb: str) -> str:
     """The third person of a verb; only its first word changes.
 
-    >>> third("look at"), third("carry"), third("have")
+    >>> third_person("look at"), third_person("carry"), third_person("have")
     ('looks at', 'carries', 'has')
     """
     head, _, rest = verb.partition(" ")

@@ -10,8 +10,8 @@ from .pick import Both, Pick
 from .words import MEN, PEOPLE, WEEKDAYS, WOMEN, Noun
 
 
-class Way(NamedTuple):
-    """A determiner of a noun: the four Spanish forms, the English word, and whether it is plural."""
+class Determiner(NamedTuple):
+    """A determiner: its masculine and feminine Spanish forms, the English word, and whether it is plural."""
 
     es: tuple[str, str]
     en: str
@@ -28,7 +28,7 @@ class Phrase(NamedTuple):
 
     def agree(self, adjective: str) -> str:
         """A Spanish adjective that agrees with this phrase."""
-        return spanish.agreed(adjective, self.feminine, self.many)
+        return spanish.inflect(adjective, self.feminine, self.many)
 
     def does(self, one: Both, many: Both) -> Both:
         """The singular or the plural form of a verb."""
@@ -36,47 +36,48 @@ class Phrase(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """The subject of a sentence. `person`: yo, tú, él, nosotros, ellos; Spanish omits pronouns that verbs imply."""
+    """The subject of a sentence; `person` as in `spanish.conjugate`. Spanish omits pronouns that verbs imply."""
 
     es: str
     en: str
     person: int
 
 
-def _ways(text: str) -> tuple[Way, ...]:
+def _parse_determiners(text: str) -> tuple[Determiner, ...]:
     rows = [entry.strip().split() for entry in text.split(",")]
-    return tuple(Way((row[0], row[1]), row[2], row[3] == "many") for row in rows)
+    return tuple(Determiner((row[0], row[1]), row[2], row[3] == "many") for row in rows)
 
 
-THIS = _ways(
+THIS = _parse_determiners(
     "el la the one, los las the many, este esta this one, estos estas these many, ese esa that one, esos esas those "
     "many, mi mi my one, mis mis my many, tu tu your one, tus tus your many, nuestro nuestra our one, nuestros "
     "nuestras our many"
 )
-SOME = _ways("un una a one, unos unas some many")
+SOME = _parse_determiners("un una a one, unos unas some many")
 COUNTED = tuple(
-    Way((spanish.number(value, "m"), spanish.number(value, "f")), english.number(value), True) for value in range(2, 31)
+    Determiner((spanish.number(value, "m"), spanish.number(value, "f")), english.number(value), True)
+    for value in range(2, 31)
 )
-ONE = tuple(way for way in THIS if not way.many)
-MANY = tuple(way for way in THIS if way.many)
+ONE = tuple(determiner for determiner in THIS if not determiner.many)
+MANY = tuple(determiner for determiner in THIS if determiner.many)
 
 
-def phrase(noun: Noun, way: Way, adjectives: Sequence[Both] = ()) -> Phrase:
-    """A noun with its article before it and its adjectives: after it in Spanish, before it in English.
+def phrase(noun: Noun, determiner: Determiner, adjectives: Sequence[Both] = ()) -> Phrase:
+    """A noun with a determiner before it, and adjectives: after it in Spanish, in reverse order before it in English.
 
     >>> from .words import COLORS, THINGS
     >>> phrase(THINGS[1], THIS[1], COLORS[:1])[:2]
     ('las casas rojas', 'the red houses')
     """
-    es, en = noun.number(way.many)
-    after = [spanish.agreed(each.es, noun.feminine, way.many) for each in adjectives]
+    es, en = noun.number(determiner.many)
+    after = [spanish.inflect(each.es, noun.feminine, determiner.many) for each in adjectives]
     name = " ".join([*(each.en for each in reversed(adjectives)), en])
-    whole = english.add_article(name) if way.en == "a" else f"{way.en} {name}"
-    return Phrase(" ".join([way.es[noun.feminine], es, *after]), whole, noun.feminine, way.many)
+    whole = english.add_article(name) if determiner.en == "a" else f"{determiner.en} {name}"
+    return Phrase(" ".join([determiner.es[noun.feminine], es, *after]), whole, noun.feminine, determiner.many)
 
 
 _PEOPLE = tuple(
-    Subject(*phrase(noun, way)[:2], 4 if way.many else 2) for noun in PEOPLE for way in (*THIS[:2], *THIS[6:])
+    Subject(*phrase(noun, each)[:2], 4 if each.many else 2) for noun in PEOPLE for each in (*THIS[:2], *THIS[6:])
 )
 _NAMED = tuple(Subject(name, name, 2) for name in (*MEN, *WOMEN))
 _SPOKEN = (
@@ -91,7 +92,7 @@ SUBJECTS = (*_SPOKEN * 12, *_NAMED * 3, *_PEOPLE)
 
 
 def _times(unit: tuple[Both, Both], one: str, other: str) -> list[Both]:
-    """Two to twelve of a unit of time, before or after now."""
+    """Two to twelve of a unit of time: in Spanish after `one`, in English in the place of {} in `other`."""
     found = []
     for value in range(2, 13):
         es, en = unit[1]
@@ -130,13 +131,13 @@ PRESENT = (
 )  # fmt: skip
 
 
-def anyone(pick: Pick) -> Subject:
-    """Pick a subject: often a pronoun, sometimes a name."""
+def pick_subject(pick: Pick) -> Subject:
+    """Pick a subject: a pronoun, a name or a noun phrase."""
     return pick(SUBJECTS)
 
 
 def sentence(es: str, en: str) -> Both:
-    """Both with a capital letter and a full stop.
+    """Both texts with a capital letter, and with a full stop unless they are questions.
 
     >>> sentence("  ¿dónde está?", "where is it?")
     Both(es='¿Dónde está?', en='Where is it?')

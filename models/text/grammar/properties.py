@@ -123,7 +123,7 @@ def jobs(pick: Pick) -> Both:
     """Elena es una abogada francesa y trabaja en Praga. / Elena is a French lawyer and works in Prague."""
     name, job, origin, city = pick((*MEN, *WOMEN)), pick(JOBS), pick(ORIGINS), pick(CITIES)
     woman = name in WOMEN
-    words = " ".join(spanish.agreed(each.es, woman, False) for each in (job, origin))
+    words = " ".join(spanish.inflect(each.es, woman, False) for each in (job, origin))
     what = english.add_article(f"{origin.en} {job.en}")
     return sentence(
         f"{name} es {'una' if woman else 'un'} {words} y trabaja en {city.es}",

@@ -130,7 +130,7 @@ def how_many(pick: Pick) -> Both:
     """¿Cuántas manzanas verdes hay en la cocina? / How many green apples are there in the kitchen?"""
     noun, color, quality, place = pick(ALL), pick(COLORS), pick(QUALITIES), pick(PLACES)
     es, en = noun.number(True)
-    words = " ".join(spanish.agreed(each.es, noun.feminine, True) for each in (color, quality))
+    words = " ".join(spanish.inflect(each.es, noun.feminine, True) for each in (color, quality))
     many = "cuántas" if noun.feminine else "cuántos"
     return sentence(
         f"¿{many} {es} {words} hay {place.es}?", f"how many {quality.en} {color.en} {en} are there {place.en}?"

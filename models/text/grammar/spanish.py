@@ -34,10 +34,10 @@ def plural(word: str) -> str:
     return (word[:-2] + word[-2:].translate(_PLAIN) if word[-1] in "ns" else word) + "es"
 
 
-def agreed(adjective: str, feminine: bool, many: bool) -> str:
+def inflect(adjective: str, feminine: bool, many: bool) -> str:
     """An adjective that agrees with its noun; one that is written with + takes an -a despite its consonant.
 
-    >>> agreed("rojo", True, True), agreed("azul", True, False), agreed("inglés+", True, False)
+    >>> inflect("rojo", True, True), inflect("azul", True, False), inflect("inglés+", True, False)
     ('rojas', 'azul', 'inglesa')
     """
     word = adjective.removesuffix("+")
@@ -49,7 +49,8 @@ def agreed(adjective: str, feminine: bool, many: bool) -> str:
 
 
 def conjugate(infinitive: str, tense: str, person: int) -> str:
-    """A form of a regular verb; persons are yo, tú, él, nosotros, ellos.
+    """A form of a regular verb in the tense "present", "past" or "future"; persons 0 to 4 are yo, tú, él, nosotros and
+    ellos.
 
     >>> [conjugate("vender", tense, 2) for tense in ("present", "past", "future")]
     ['vende', 'vendió', 'venderá']

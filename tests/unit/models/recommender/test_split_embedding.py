@@ -19,7 +19,7 @@ from whale_nebula.models.recommender import (
     generated_clicks,
     most_frequent,
 )
-from whale_nebula.models.recommender.distinct import Parts, find_distinct
+from whale_nebula.models.recommender.distinct import Partition, find_distinct
 
 LOG = generated_clicks(192, fields=3, numbers=2, vocabulary=300)
 HOT = most_frequent(LOG.ids, 12)
@@ -89,17 +89,17 @@ def test_model_with_split_embedding_is_saved_and_loaded(tmp_path: Path) -> None:
     assert len(loaded.get_layer("table_near").table) == len(HOT)
 
 
-@pytest.mark.parametrize("parts", [Parts(), Parts(3), Parts(3, tuple(range(0, 40, 4)))])
-def test_distinct_places_index_concatenated_parts(parts: Parts) -> None:
+@pytest.mark.parametrize("partition", [Partition(), Partition(3), Partition(3, tuple(range(0, 40, 4)))])
+def test_distinct_places_index_concatenated_parts(partition: Partition) -> None:
     flat = np.random.default_rng(0).integers(-50, 50, 400)
-    found = [find_distinct(flat, parts, part) for part in range(parts.count)]
+    found = [find_distinct(flat, partition, table) for table in range(partition.count)]
     ids = np.concatenate([each.ids for each in found])
     np.testing.assert_array_equal(ids[found[0].places], flat)
     assert len(ids) == len(np.unique(flat))
     for each in found:
         np.testing.assert_array_equal(each.seen, [(flat == value).sum() for value in each.ids])
-    if parts.hot:
-        assert set(found[0].ids) == {*parts.hot} & {*flat.tolist()}
+    if partition.hot:
+        assert set(found[0].ids) == {*partition.hot} & {*flat.tolist()}
         assert min(len(each.ids) for each in found[1:]) > 20
 
 
