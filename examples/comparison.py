@@ -52,7 +52,7 @@ class Clock(keras.callbacks.Callback):
         """Record an epoch."""
         self.losses.append((time.monotonic() - self.began, float(logs["loss"])))
 
-    def ran(self, report: nb.Report) -> RunResult:
+    def make_result(self, report: nb.Report) -> RunResult:
         """Create the result, with the last step's report, which includes the other processes, if there are several."""
         links = {**report.elsewhere.links, **report.links}
         return RunResult(self.losses, median(self.steps[1:]), dict(sorted(links.items())))
@@ -60,27 +60,27 @@ class Clock(keras.callbacks.Callback):
 
 def compare(runs: Mapping[str, RunResult], title: str, folder: Path, console: Console) -> None:
     """Print the table, and draw the plots into a folder."""
-    console.print(table(runs, title))
-    scores = [ran.score for ran in runs.values() if ran.score]
+    console.print(make_table(runs, title))
+    scores = [run.score for run in runs.values() if run.score]
     if scores:
         console.print(f"BLEU {scores[0].signature}")
     console.print(f"picture: {draw(runs, title, folder)}")
 
 
-def table(runs: Mapping[str, RunResult], title: str) -> Table:
+def make_table(runs: Mapping[str, RunResult], title: str) -> Table:
     """A row for each run, with its speed-up and its compression ratio relative to the first."""
-    made = Table(title=title)
+    table = Table(title=title)
     for column in ("codec", "s per step", "speed-up", "kB per step", "compression", "loss", "BLEU"):
-        made.add_column(column, justify="left" if column == "codec" else "right")
+        table.add_column(column, justify="left" if column == "codec" else "right")
     first = next(iter(runs.values()))
-    for name, ran in runs.items():
-        faster, fewer = f"{first.step / ran.step:.1f} x", f"{first.bytes / ran.bytes:.1f} x" if ran.bytes else ""
-        score = f"{ran.score.value:.1f}" if ran.score else ""
-        loss = f"{ran.losses[-1][1]:.3f}"
-        made.add_row(name, f"{ran.step:.3f}", faster, f"{ran.bytes / 1e3:.0f}", fewer, loss, score)
-    if any(ran.step > first.step for ran in runs.values()):
-        made.caption = "below 1.0 x: on this machine encoding takes longer than it saves on the link"
-    return made
+    for name, run in runs.items():
+        faster, fewer = f"{first.step / run.step:.1f} x", f"{first.bytes / run.bytes:.1f} x" if run.bytes else ""
+        score = f"{run.score.value:.1f}" if run.score else ""
+        loss = f"{run.losses[-1][1]:.3f}"
+        table.add_row(name, f"{run.step:.3f}", faster, f"{run.bytes / 1e3:.0f}", fewer, loss, score)
+    if any(run.step > first.step for run in runs.values()):
+        table.caption = "below 1.0 x: on this machine encoding takes longer than it saves on the link"
+    return table
 
 
 def draw(runs: Mapping[str, RunResult], title: str, folder: Path) -> Path:
@@ -92,10 +92,10 @@ def draw(runs: Mapping[str, RunResult], title: str, folder: Path) -> Path:
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
     ways = list(next(iter(runs.values())).links)
-    for place, (name, ran) in enumerate(runs.items()):
-        left.plot(*zip(*ran.losses, strict=True), marker=".", label=name)
+    for place, (name, run) in enumerate(runs.items()):
+        left.plot(*zip(*run.losses, strict=True), marker=".", label=name)
         middles = [number + (place - (len(runs) - 1) / 2) * 0.8 / len(runs) for number in range(len(ways))]
-        bars = right.bar(middles, [ran.links[way].bytes / 1e3 for way in ways], 0.75 / len(runs), label=name)
+        bars = right.bar(middles, [run.links[way].bytes / 1e3 for way in ways], 0.75 / len(runs), label=name)
         right.bar_label(bars, fmt="%.0f", padding=3)
     left.set(xlabel="seconds", ylabel="loss", title="loss by time")
     left.legend()

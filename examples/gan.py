@@ -21,22 +21,23 @@ noises = random.normal(size=(2, STEPS, BATCH, NOISE))
 
 layers = keras.layers
 generator = keras.Sequential([keras.Input((NOISE,)), layers.Dense(32, activation="relu"), layers.Dense(2)])
-judge = keras.Sequential([keras.Input((2,)), layers.Dense(32, activation="leaky_relu"), layers.Dense(1)])
-makes, judges = keras.optimizers.Adam(1e-3, beta_1=0.5), keras.optimizers.Adam(2e-3, beta_1=0.5)
+discriminator = keras.Sequential([keras.Input((2,)), layers.Dense(32, activation="leaky_relu"), layers.Dense(1)])
+generator_optimizer = keras.optimizers.Adam(1e-3, beta_1=0.5)
+discriminator_optimizer = keras.optimizers.Adam(2e-3, beta_1=0.5)
 
 
-def made(noise):
+def generate(noise):
     with nb.stage(cluster="gpu"):
         return generator(noise)
 
 
-def judged(points):
+def discriminate(points):
     with nb.stage(cluster="npu"):
-        return judge(points)
+        return discriminator(points)
 
 
-def surprise(scores, real):
-    """The discriminator's loss for real (or generated) points."""
+def compute_loss(scores, real):
+    """The cross-entropy of the discriminator's scores for points that are `real`, or that are not."""
     return tf.reduce_mean(tf.nn.softplus(-scores if real else scores))
 
 
@@ -44,20 +45,21 @@ def surprise(scores, real):
 def step(real, noise, again):
     with nb.cluster(), nb.pipeline(micro_batch=2):
         with tf.GradientTape() as tape:
-            judge_loss = surprise(judged(real), True) + surprise(judged(made(noise)), False)
-        gradients = tape.gradient(judge_loss, judge.trainable_variables)
-        judges.apply_gradients(zip(gradients, judge.trainable_variables, strict=True))
+            real_loss = compute_loss(discriminate(real), True)
+            discriminator_loss = real_loss + compute_loss(discriminate(generate(noise)), False)
+        gradients = tape.gradient(discriminator_loss, discriminator.trainable_variables)
+        discriminator_optimizer.apply_gradients(zip(gradients, discriminator.trainable_variables, strict=True))
         with tf.GradientTape() as tape:  # the discriminator has been updated
-            loss = surprise(judged(made(again)), True)
+            loss = compute_loss(discriminate(generate(again)), True)
         gradients = tape.gradient(loss, generator.trainable_variables)
-        makes.apply_gradients(zip(gradients, generator.trainable_variables, strict=True))
-    return loss, judge_loss
+        generator_optimizer.apply_gradients(zip(gradients, generator.trainable_variables, strict=True))
+    return loss, discriminator_loss
 
 
 batches = [part.astype("float32") for part in (reals, *noises)]
 print(nb.plan(step, *(part[0] for part in batches)))
 for number in range(STEPS):
-    loss, judge_loss = step(*(part[number] for part in batches))
+    loss, discriminator_loss = step(*(part[number] for part in batches))
 with nb.gathered():
     radius = float(np.mean(np.linalg.norm(generator(batches[1][0]), axis=1)))
-print(f"loss {float(loss):.6f}, of the discriminator {float(judge_loss):.6f}, mean radius {radius:.3f}")
+print(f"loss {float(loss):.6f}, of the discriminator {float(discriminator_loss):.6f}, mean radius {radius:.3f}")

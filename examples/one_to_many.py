@@ -26,12 +26,13 @@ noises = random.normal(size=(STEPS, BATCH, NOISE))
 
 layers = keras.layers
 generator = keras.Sequential([keras.Input((NOISE,)), layers.Dense(16, activation="relu"), layers.Dense(2)])
-judge = keras.Sequential([keras.Input((2,)), layers.Dense(64, activation="leaky_relu"), layers.Dense(1)])
-makes, judges = keras.optimizers.Adam(1e-3, beta_1=0.5), keras.optimizers.Adam(2e-3, beta_1=0.5)
+discriminator = keras.Sequential([keras.Input((2,)), layers.Dense(64, activation="leaky_relu"), layers.Dense(1)])
+generator_optimizer = keras.optimizers.Adam(1e-3, beta_1=0.5)
+discriminator_optimizer = keras.optimizers.Adam(2e-3, beta_1=0.5)
 
 
-def surprise(scores, real):
-    """The discriminator's loss for real (or generated) points."""
+def compute_loss(scores, real):
+    """The cross-entropy of the discriminator's scores for points that are `real`, or that are not."""
     return tf.reduce_mean(tf.nn.softplus(-scores if real else scores))
 
 
@@ -39,21 +40,24 @@ def surprise(scores, real):
 def step(real, noise):
     with nb.cluster(), tf.GradientTape(persistent=True) as tape:
         with nb.replica(1), nb.stage(cluster="gpu"):
-            made = generator(noise)
+            generated = generator(noise)
         with nb.replica(3), nb.stage(cluster="npu"):
-            scores = judge(made)
-            judge_loss = surprise(judge(real), True) + surprise(scores, False)
-            loss = surprise(scores, True)
-    for model, optimizer, error in ((judge, judges, judge_loss), (generator, makes, loss)):
+            scores = discriminator(generated)
+            discriminator_loss = compute_loss(discriminator(real), True) + compute_loss(scores, False)
+            loss = compute_loss(scores, True)
+    for model, optimizer, error in (
+        (discriminator, discriminator_optimizer, discriminator_loss),
+        (generator, generator_optimizer, loss),
+    ):
         gradients = tape.gradient(error, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-    return loss, judge_loss
+    return loss, discriminator_loss
 
 
 batches = [part.astype("float32") for part in (reals, noises)]
 print(nb.plan(step, *(part[0] for part in batches)))
 for number in range(STEPS):
-    loss, judge_loss = step(*(part[number] for part in batches))
+    loss, discriminator_loss = step(*(part[number] for part in batches))
 with nb.gathered():
     radius = float(np.mean(np.linalg.norm(generator(batches[1][0]), axis=1)))
-print(f"loss {float(loss):.6f}, of the discriminators {float(judge_loss):.6f}, mean radius {radius:.3f}")
+print(f"loss {float(loss):.6f}, of the discriminators {float(discriminator_loss):.6f}, mean radius {radius:.3f}")

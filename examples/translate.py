@@ -36,7 +36,7 @@ CODECS: dict[str, dict[str, Any]] = {
     "paper": {"svd": 0.6, "fp16": True, "backward": "int8"},
     "ours": {"codec": "axes >> coded(2.25)", "backward": "axes >> coded(2.25)", "mask": True},
 }
-MEANT = {
+DESCRIPTIONS = {
     "none": "no compression",
     "paper": "as in Nebula-I: truncated SVD in half precision; gradients in int8",
     "ours": "principal axes, entropy-coded to 2.25 bits per number, in both directions",
@@ -99,7 +99,7 @@ def language_model(side: str, corpus: Corpus, options: argparse.Namespace) -> Si
     return Side(bert, words)
 
 
-def encoded(pairs: text.Pairs, sides: dict[str, Side]) -> text.Encoded:
+def encode(pairs: text.Pairs, sides: dict[str, Side]) -> text.Encoded:
     """Encode pairs as ids."""
     return text.encode_pairs(pairs, source=sides["source"].words, target=sides["target"].words, longest=LONGEST)
 
@@ -176,12 +176,12 @@ def main() -> None:
     nb.init(CONFIG if alone else None, links=options.line if alone else None)
     corpus = read(options, [side for side in SIDES if nb.here().runs(side)])
     sides = {side: language_model(side, corpus, options) for side in SIDES}
-    rows, tests = (encoded(pairs, sides) for pairs in (corpus.train, corpus.test))
+    rows, tests = (encode(pairs, sides) for pairs in (corpus.train, corpus.test))
     runs = {}
     for codec in options.codecs:
-        console.rule(f"translator, {codec}: {MEANT[codec]}")
+        console.rule(f"translator, {codec}: {DESCRIPTIONS[codec]}")
         model, clock = train(codec, rows, sides, options.steps)
-        runs[codec] = clock.ran(nb.last_report())
+        runs[codec] = clock.make_result(nb.last_report())
         found = translate_pairs(model, tests, sides["target"].words)
         if found:  # only in the target's cluster
             runs[codec].score = text.bleu(found, list(corpus.test.target))

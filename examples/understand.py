@@ -133,7 +133,7 @@ def read(options: argparse.Namespace, encoder: Encoder, split: str, count: int) 
     return Split(rows, ids._replace(**shorter))
 
 
-def batches(ids: Any, count: int, epochs: int, task: Task, *, shuffle: bool) -> tf.data.Dataset:
+def make_batches(ids: Any, count: int, epochs: int, task: Task, *, shuffle: bool) -> tf.data.Dataset:
     """Batches of ids, labels and row weights; only weights in processes without the sentences."""
     columns = [1] if task.spans else []  # an answer has two labels; its row's weight is broadcast to both
     order = np.concatenate(
@@ -149,7 +149,7 @@ def batches(ids: Any, count: int, epochs: int, task: Task, *, shuffle: bool) -> 
 
 def cut(bert: Bert, model: keras.Model, options: argparse.Namespace, codec: str) -> None:
     """Assign layers to clusters, and codecs to their boundaries: the only part that concerns clusters."""
-    end, count = end_of(options), len(options.middle)
+    end, count = find_last_layer(options), len(options.middle)
     layers = [options.cut + (end - options.cut) * number // count for number in range(count + 1)]
     clusters = [HOME, *options.middle, nb.stage(cluster=HOME, name="head")]
     if options.labels == AWAY:
@@ -165,14 +165,14 @@ def cut(bert: Bert, model: keras.Model, options: argparse.Namespace, codec: str)
 def check_cut(options: argparse.Namespace, sizes: BertSizes) -> None:
     """Refuse a cut that is impossible for a BERT of these sizes."""
     options.sizes = sizes
-    deepest = end_of(options) - len(options.middle)
+    deepest = find_last_layer(options) - len(options.middle)
     if deepest < 0:
         raise SystemExit(f"--middle {' '.join(options.middle)}: too many for a BERT with {sizes.layers} layers")
     if not 0 <= options.cut <= deepest:
         raise SystemExit(f"--cut {options.cut}: this BERT can be cut after layer 0 to {deepest}")
 
 
-def end_of(options: argparse.Namespace) -> int:
+def find_last_layer(options: argparse.Namespace) -> int:
     """The last layer of the last middle cluster, which also has the head if the head is not at home."""
     return int(options.sizes.layers) - (options.labels == HOME)
 
@@ -197,7 +197,7 @@ def train(
     ids = splits["train"].ids if splits else None
     began = time.monotonic()
     history = model.fit(
-        batches(ids, options.rows, options.epochs, task, shuffle=True),
+        make_batches(ids, options.rows, options.epochs, task, shuffle=True),
         epochs=options.epochs,
         steps_per_epoch=options.rows // BATCH,
         shuffle=False,
@@ -216,7 +216,7 @@ def score_model(model: keras.Model, options: argparse.Namespace, splits: dict[st
     """The scores on held-out rows; available at home, or where the head is."""
     task, split = find_task(options), splits.get("dev")
     ids = split.ids if split else None
-    predicted = model.predict(batches(ids, options.test, 1, task, shuffle=False), verbose=0)
+    predicted = model.predict(make_batches(ids, options.test, 1, task, shuffle=False), verbose=0)
     if split is None:
         return {}
     if isinstance(split.ids, Spans) and isinstance(split.rows, list):
@@ -226,18 +226,18 @@ def score_model(model: keras.Model, options: argparse.Namespace, splits: dict[st
     return score(task, np.asarray(predicted), split.ids.labels)
 
 
-def table(runs: dict[str, RunResult], title: str) -> Table:
+def make_table(runs: dict[str, RunResult], title: str) -> Table:
     """A row for each run, with its compression ratio relative to the first."""
-    names = list(dict.fromkeys(name for ran in runs.values() for name in ran.scores))
-    made = Table(title=title)
+    names = list(dict.fromkeys(name for run in runs.values() for name in run.scores))
+    table = Table(title=title)
     for column in ("codec", "s per step", "kB per step", "compression", "loss", *names):
-        made.add_column(column, justify="left" if column == "codec" else "right")
+        table.add_column(column, justify="left" if column == "codec" else "right")
     first = next(iter(runs.values()))
-    for name, ran in runs.items():
-        fewer = f"{first.kilobytes / ran.kilobytes:.1f} x" if ran.kilobytes else ""
-        scores = [f"{100 * ran.scores[each]:.1f}" if each in ran.scores else "" for each in names]
-        made.add_row(name, f"{ran.seconds:.3f}", f"{ran.kilobytes:.1f}", fewer, f"{ran.loss:.3f}", *scores)
-    return made
+    for name, run in runs.items():
+        fewer = f"{first.kilobytes / run.kilobytes:.1f} x" if run.kilobytes else ""
+        scores = [f"{100 * run.scores[each]:.1f}" if each in run.scores else "" for each in names]
+        table.add_row(name, f"{run.seconds:.3f}", f"{run.kilobytes:.1f}", fewer, f"{run.loss:.3f}", *scores)
+    return table
 
 
 def parse_options() -> argparse.Namespace:
@@ -307,7 +307,7 @@ def main() -> None:
         _, runs[codec] = train(options, codec, splits, weights)
     if nb.here().runs(HOME):
         link = f"an emulated link of {options.line}" if alone else "the link between the processes"
-        console.print(table(runs, f"{options.task}, rank {options.rank} of {options.sizes.width}, over {link}"))
+        console.print(make_table(runs, f"{options.task}, rank {options.rank} of {options.sizes.width}, over {link}"))
 
 
 if __name__ == "__main__":

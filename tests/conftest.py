@@ -6,8 +6,8 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 os.environ["WHALE_NEBULA_VERIFY_PASSES"] = "1"  # programs are verified after every pass, in all processes
-os.environ["XDG_CACHE_HOME"] = "/proc/nowhere"  # nothing that was measured on this machine, or by other tests, counts
-os.environ.setdefault("MPLCONFIGDIR", os.path.abspath(".pytest_cache/matplotlib"))  # fonts are looked for once
+os.environ["XDG_CACHE_HOME"] = "/proc/nowhere"  # no measurements of this machine or of other tests are read
+os.environ.setdefault("MPLCONFIGDIR", os.path.abspath(".pytest_cache/matplotlib"))  # fonts are searched for once
 
 import contextlib
 import gc
@@ -23,7 +23,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-_SLOW = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}  # however slow the machine is
+_SLOW = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}  # the machine may be slow
 settings.register_profile("the same examples in every run", derandomize=True, max_examples=25, **_SLOW)
 settings.register_profile("other examples in every run", **_SLOW)
 settings.load_profile("the same examples in every run")
@@ -33,30 +33,32 @@ SEED = 20_260_101
 GRACE_SECONDS = 2.0
 LONG = ("tests/processes/", "tests/parity/", "tests/examples/", "tests/scripts/", "tests/traps/")
 OPTIMIZED = ("tests/parity/test_cases.py", "tests/parity/test_pretraining.py")
-PYTHONS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "tests.processes.zygote")
+HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "tests.processes.zygote")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of this suite: whole grids instead of samples of them, and golden files written instead of compared."""
+    """Add the options `--grid` and `--regenerate`."""
     parser.addoption("--grid", action="store_true", help="run whole grids, not samples of them")
     parser.addoption("--regenerate", action="store_true", help="write the golden files of tests/golden anew")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A test marked `grid` is of a grid, and not of its sample."""
+    """Add the marker `grid`, and disable garbage collection while tests are collected: it would find little."""
     config.addinivalue_line("markers", "grid: only `make soak` runs it, by `--grid -m grid`")
     if config.getoption("--grid"):
         settings.load_profile("other examples in every run")
-    gc.disable()  # until all is collected: of so many objects hardly one is garbage
+    gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """From here on there is garbage."""
+    """Enable garbage collection."""
     gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without `--grid` the samples alone; long files first, so that no worker starts one when the others are done."""
+    """Sort tests of long files first, so that no worker starts one when the others are done; without `--grid` deselect
+    the tests that are marked `grid`.
+    """
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
     if config.getoption("--grid"):
         return
@@ -68,10 +70,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True, scope="module")
 def young_heap() -> None:
-    """What is alive before a module, garbage collections pass by.
+    """Exempt objects that exist before a module from garbage collections.
 
-    A process that has run a hundred modules holds millions of objects: TensorFlow, Keras, the caches of both. To walk
-    through them again and again, as every `keras.utils.clear_session` does, would cost more than most of the tests.
+    A process that has run a hundred modules holds millions of objects: TensorFlow, Keras, the caches of both. Visiting
+    them in every collection, as by `keras.utils.clear_session`, would take longer than most of the tests.
     """
     gc.collect()
     gc.freeze()
@@ -79,7 +81,7 @@ def young_heap() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def no_zygote_stays() -> Iterator[None]:
-    """The process that forks workers ends with the tests, if one was started."""
+    """End the process that forks workers, if one was started, after all tests."""
     yield
     if (zygote := sys.modules.get("tests.processes.zygote")) is not None:
         zygote.stop()
@@ -87,19 +89,19 @@ def no_zygote_stays() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def graph_optimizer(request: pytest.FixtureRequest) -> None:
-    """Tests that run each function a few times do so without TensorFlow's graph optimizer, which takes a fifth of their
-    time. Parity tests run with it, as users do; with `--grid` all but unit tests.
+    """Disable TensorFlow's graph optimizer, which takes a fifth of the time of tests that run each function a few
+    times; not for parity tests, and with `--grid` for unit tests only.
     """
     node, grid = request.node.nodeid, request.config.getoption("--grid")
     off = node.startswith("tests/unit/") if grid else not node.startswith(OPTIMIZED)
-    os.environ["TESTS_WITHOUT_OPTIMIZER"] = "1" * off  # for what `tests.processes.zygote` forks
+    os.environ["TESTS_WITHOUT_OPTIMIZER"] = "1" * off  # for the processes that `tests.processes.zygote` forks
     if (tensorflow := sys.modules.get("tensorflow")) is not None:
         tensorflow.config.optimizer.set_experimental_options({"disable_meta_optimizer": off})
 
 
 @pytest.fixture(autouse=True)
 def fixed_seeds() -> None:
-    """Every test draws the same numbers, alone or in company. Loads no TensorFlow that the test does not."""
+    """Seed random numbers, so that they do not depend on earlier tests. Loads no TensorFlow."""
     random.seed(SEED)
     np.random.seed(SEED)
     if (tensorflow := sys.modules.get("tensorflow")) is not None:
@@ -110,9 +112,9 @@ def fixed_seeds() -> None:
 
 @pytest.fixture(autouse=True)
 def closed_run() -> Iterator[None]:
-    """Every test begins without a run, and leaves none. Loads nothing that the test does not.
+    """Close the open run, if any, before and after every test. Loads no module of the library.
 
-    A module whose tests look at one run gives a fixture of this name that does nothing.
+    A module whose tests share a run overrides this fixture with one that does nothing.
     """
     _shut_down()
     yield
@@ -126,28 +128,33 @@ def _shut_down() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def loggers_left_alone() -> Iterator[None]:
-    """A module that silences our loggers would hide from later ones what they look for."""
+    """Assert that a module has left the level of the library's logger unchanged, on which later tests depend."""
     yield
     assert (logging.getLogger("whale_nebula").level, logging.root.manager.disable) == (logging.NOTSET, 0)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def no_scopes_made_by_other_modules() -> None:
-    """What is made where tests are collected, no test is told of."""
-    if (unentered := sys.modules.get("whale_nebula.scopes.hints")) is not None:
-        unentered.forget()
+def no_hints_of_collection() -> None:
+    """Forget scopes that were created while tests were collected: warnings about scopes that were never entered would
+    name them.
+    """
+    _forget_scopes()
 
 
 @pytest.fixture(autouse=True)
-def no_scopes_made_before() -> None:
-    """What a test made and never entered, the next one is not told of. Loads nothing that the test does not."""
-    if (unentered := sys.modules.get("whale_nebula.scopes.hints")) is not None:
-        unentered.forget()
+def no_hints_of_earlier_tests() -> None:
+    """Forget scopes that earlier tests created and did not enter. Loads no module of the library."""
+    _forget_scopes()
+
+
+def _forget_scopes() -> None:
+    if (hints := sys.modules.get("whale_nebula.scopes.hints")) is not None:
+        hints.forget()
 
 
 @pytest.fixture(autouse=True)
 def no_leaked_children() -> Iterator[None]:
-    """A test that leaves a process running fails; the process is stopped, so that one test is blamed."""
+    """Fail a test that leaves a process running, and kill the process, so that later tests do not fail for it."""
     before = running_children()
     yield
     leaked = wait_until_gone(before)
@@ -159,7 +166,7 @@ def no_leaked_children() -> Iterator[None]:
 
 
 def wait_until_gone(before: Children) -> Children:
-    """Children that are not in `before`, after those about to end have had a moment to do so."""
+    """The children that are not in `before` and still run after `GRACE_SECONDS`."""
     deadline = time.monotonic() + GRACE_SECONDS
     while True:
         extra = {child: command for child, command in running_children().items() if child not in before}
@@ -169,18 +176,18 @@ def wait_until_gone(before: Children) -> Children:
 
 
 def running_children() -> Children:
-    """Direct children that run, with their commands: no zombies, nor the helpers that Python itself keeps."""
+    """Direct children that run, with their commands, except zombies and the helpers of `HELPERS`."""
     found = {}
     for child in children():
         with contextlib.suppress(psutil.NoSuchProcess):
             command = " ".join(child.cmdline())
-            if child.status() != psutil.STATUS_ZOMBIE and not any(name in command for name in PYTHONS_OWN):
+            if child.status() != psutil.STATUS_ZOMBIE and not any(name in command for name in HELPERS):
                 found[child] = f"{child.pid}: {command}"
     return found
 
 
 def children() -> list[psutil.Process]:
-    """Direct children. Linux lists them by thread; psutil looks at all processes, which twice a test adds up."""
+    """Direct children. Linux lists them by thread; psutil would look at all processes, which is slower."""
     found = []
     try:
         for thread in Path("/proc/self/task").iterdir():

@@ -25,7 +25,9 @@ def draw_problem() -> tuple[Array, Array, list[Array]]:
 
 
 class Reference:
-    """The algorithms as they are published, in float64: each worker has its rows; nothing of the library is used."""
+    """The published algorithms in float64, without the library: each of the `workers` has its rows. With `servers` the
+    mean is compressed again by parts; `roots` as in `OneBitLamb`.
+    """
 
     def __init__(self, kind: str, workers: int, *, servers: bool = False, roots: bool = True) -> None:
         self.x, self.y, self.w = draw_problem()
@@ -82,20 +84,20 @@ class Reference:
     def update_weight(self, n: int, step: int) -> None:
         root = np.sqrt(self.v[n]) + 1e-8
         plain = self.m[n] / root
-        update_weight = plain + DECAY * self.w[n]
+        update = plain + DECAY * self.w[n]
         rate = RATE
         if self.kind == "lamb":
             if step < FREEZE:
-                trust_ratio = float(np.clip(np.linalg.norm(self.w[n]) / np.linalg.norm(update_weight), 0.01, 10.0))
+                trust_ratio = float(np.clip(np.linalg.norm(self.w[n]) / np.linalg.norm(update), 0.01, 10.0))
                 self.mean[n] = 0.9 * self.mean[n] + 0.1 * trust_ratio
             else:
                 factor = (root / (np.sqrt(self.new_variances[n]) + 1e-8)).max() ** (1 if self.roots else 2)
-                share = min(1.0, np.linalg.norm(plain) / np.linalg.norm(update_weight))
+                share = min(1.0, np.linalg.norm(plain) / np.linalg.norm(update))
                 factor = np.clip(factor * share + 1 - share, 0.5, 4.0)
                 self.last[n] = float(np.clip(factor, 0.9 * self.last[n], 1.1 * self.last[n]))
                 trust_ratio = self.mean[n] * self.last[n]
             rate *= trust_ratio
-        self.w[n] = self.w[n] - rate * update_weight
+        self.w[n] = self.w[n] - rate * update
 
 
 def build_model(kind: str, **options: Any) -> keras.Model:

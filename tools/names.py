@@ -39,15 +39,17 @@ NO_SUBJECT = re.compile(
 NO_WORD = re.compile(r"_(told|tells|said|says|nobody|somebody|whoever|whatever|strangers?|mend|mends|mended)(_|$)")
 
 
-def functions() -> Iterator[tuple[str, str, bool]]:
-    """Yield (place, name, whether it is a method) for every function that is not a property."""
+def iterate_functions() -> Iterator[tuple[str, str, bool]]:
+    """Yield (place, name, whether it is a method) for every function and method of the library, except properties and
+    functions inside functions.
+    """
     for path in sorted(PACKAGE.rglob("*.py")):
         tree = ast.parse(path.read_text("utf-8"))
         owners = [(tree, False), *((node, True) for node in ast.walk(tree) if isinstance(node, ast.ClassDef))]
         for owner, method in owners:
             for node in owner.body:
-                value = any("property" in ast.unparse(each) for each in getattr(node, "decorator_list", ()))
-                if isinstance(node, ast.FunctionDef) and not value:
+                is_property = any("property" in ast.unparse(each) for each in getattr(node, "decorator_list", ()))
+                if isinstance(node, ast.FunctionDef) and not is_property:
                     yield f"{path.relative_to(PACKAGE.parent)}:{node.lineno}", node.name, method
 
 
@@ -61,7 +63,7 @@ def is_participle(name: str) -> bool:
 
 
 def lacks_verb(place: str, name: str, method: bool) -> bool:
-    """Whether the name of a function, or of a private method, starts with a word that is not a verb.
+    """Whether the name of a function, or of a private method, starts with a preposition, an adverb or a pronoun.
 
     >>> lacks_verb("a.py:1", "without_rows", False), lacks_verb("a.py:1", "late_error", False)
     (True, False)
@@ -70,8 +72,8 @@ def lacks_verb(place: str, name: str, method: bool) -> bool:
     return checked and NO_VERB.match(name) is not None and name not in PUBLIC
 
 
-def unclear_tests() -> Iterator[str]:
-    """Yield the tests whose names do not begin with a subject, or use words that do not say what happens."""
+def find_unclear_tests() -> Iterator[str]:
+    """Yield the tests whose names are unclear, with their places."""
     for path in sorted(TESTS.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and is_unclear(node.name):
@@ -89,20 +91,19 @@ def is_unclear(name: str) -> bool:
 
 def main() -> int:
     """Print the names to change; return 1 if there are any."""
-    every = list(functions())
-    wrong = [each for each in every if is_participle(each[1])]
-    plain = [
+    functions = list(iterate_functions())
+    wrong = [
         f"{place} {name}"
-        for place, name, method in wrong
-        if (name.lstrip("_") not in EVENTS if method else name not in PUBLIC)
+        for place, name, method in functions
+        if is_participle(name) and (name.lstrip("_") not in EVENTS if method else name not in PUBLIC)
     ]
-    plain += [f"{place} {name}" for place, name, method in every if lacks_verb(place, name, method)]
-    for line in plain:
+    wrong += [f"{place} {name}" for place, name, method in functions if lacks_verb(place, name, method)]
+    for line in wrong:
         print(f"{line}: a function's name must be a verb with an object", file=sys.stderr)
-    unclear = list(unclear_tests())
+    unclear = list(find_unclear_tests())
     for line in unclear:
         print(f"{line}: a test's name must begin with its subject and say what is checked", file=sys.stderr)
-    return 1 if plain or unclear else 0
+    return 1 if wrong or unclear else 0
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ import ctypes
 import fcntl
 import heapq
 import json
+import math
 import os
 import random
 import select
@@ -46,6 +47,7 @@ READS_AT_ONCE = 64
 _NET = b"\x0a\x4d\x00"  # 10.77.0
 
 Way = tuple[int, int]
+"""A direction: the sending and the receiving site."""
 
 
 class Cut(NamedTuple):
@@ -56,7 +58,7 @@ class Cut(NamedTuple):
     way: Way | None
 
     def blocks(self, now: float, way: Way) -> bool:
-        """Whether a packet is dropped."""
+        """Whether packets of this direction are dropped now."""
         return self.start <= now < self.end and self.way in (None, way)
 
 
@@ -172,26 +174,28 @@ def _run_site(index: int, command: Sequence[str], mtu: int, parent: socket.socke
 
 @dataclass
 class Router:
-    """Forwards packets between sites: in each direction they are queued at the rate, then delayed."""
+    """Forwards packets between sites: in each direction they are sent at the rate, then delayed. The `queue` has when
+    each packet is due; `free_at` is when the direction has sent all earlier ones.
+    """
 
     devices: Sequence[int]
     options: argparse.Namespace
     random: random.Random
     began: float = field(default_factory=time.monotonic)
-    gone: bool = False
-    free: defaultdict[Way, float] = field(default_factory=lambda: defaultdict(float))
-    line: list[tuple[float, int, Way, bytes]] = field(default_factory=list)
+    has_started: bool = False
+    free_at: defaultdict[Way, float] = field(default_factory=lambda: defaultdict(float))
+    queue: list[tuple[float, int, Way, bytes]] = field(default_factory=list)
     count: int = 0
     sent: Counter[Way] = field(default_factory=Counter)
     packets: Counter[Way] = field(default_factory=Counter)
     lost: Counter[Way] = field(default_factory=Counter)
-    followed: float = 0.0
+    next_follow: float = 0.0
 
     def follow(self, now: float) -> None:
         """Read rate and delay from the file at intervals. If it is being written, it is read the next time."""
-        if not self.options.follow or now < self.followed:
+        if not self.options.follow or now < self.next_follow:
             return
-        self.followed = now + TICK_SECONDS
+        self.next_follow = now + TICK_SECONDS
         try:
             with open(self.options.follow) as file:
                 rate, delay = map(parse_quantity, file.read().split())
@@ -201,15 +205,15 @@ class Router:
 
     def elapsed(self, now: float) -> float:
         """Seconds on the clock of cuts and changes; negative until it starts."""
-        if self.options.go and not self.gone:
+        if self.options.go and not self.has_started:
             if not os.path.exists(self.options.go):
                 return -1.0
-            self.gone, self.began = True, now
+            self.has_started, self.began = True, now
         return now - self.began
 
     def wait(self) -> float:
-        """Seconds until the next packet is due."""
-        return min(TICK_SECONDS, max(0.0, self.line[0][0] - time.monotonic())) if self.line else TICK_SECONDS
+        """Seconds until the next packet is due, at most `TICK_SECONDS`."""
+        return min(TICK_SECONDS, max(0.0, self.queue[0][0] - time.monotonic())) if self.queue else TICK_SECONDS
 
     def read(self, source: int) -> None:
         """Read the packets that a site sends."""
@@ -219,28 +223,29 @@ class Router:
             except OSError:
                 return
             if packet[0] >> 4 == 4 and packet[16:19] == _NET and 1 <= packet[19] <= len(self.devices):
-                self._take(packet, (source, packet[19] - 1), time.monotonic())
+                self._enqueue(packet, (source, packet[19] - 1), time.monotonic())
 
-    def _take(self, packet: bytes, way: Way, now: float) -> None:
+    def _enqueue(self, packet: bytes, way: Way, now: float) -> None:
+        """Queue a packet, unless it is lost: by a cut, a full queue, or at random."""
         elapsed = self.elapsed(now)
-        begin = max(self.free[way], now)
-        hidden = any(each.blocks(elapsed, way) for each in self.options.cut)
-        if hidden or begin - now > self.options.queue or self.random.random() < self.options.loss:
+        begin = max(self.free_at[way], now)
+        is_cut = any(each.blocks(elapsed, way) for each in self.options.cut)
+        if is_cut or begin - now > self.options.queue or self.random.random() < self.options.loss:
             self.lost[way] += 1
             return
-        self.free[way] = begin + len(packet) * 8 / self._rate(elapsed)
+        self.free_at[way] = begin + len(packet) * 8 / self._find_rate(elapsed)
         self.count += 1
-        heapq.heappush(self.line, (self.free[way] + self.options.delay, self.count, way, packet))
+        heapq.heappush(self.queue, (self.free_at[way] + self.options.delay, self.count, way, packet))
 
-    def _rate(self, elapsed: float) -> float:
+    def _find_rate(self, elapsed: float) -> float:
         latest = max((each for each in self.options.change if each[0] <= elapsed), default=None)
         return latest[1] if latest else self.options.rate
 
     def deliver(self) -> None:
         """Deliver the packets that are due."""
         now = time.monotonic()
-        while self.line and self.line[0][0] <= now:
-            _, _, way, packet = heapq.heappop(self.line)
+        while self.queue and self.queue[0][0] <= now:
+            _, _, way, packet = heapq.heappop(self.queue)
             try:
                 os.write(self.devices[way[1]], packet)
             except OSError:
@@ -250,7 +255,7 @@ class Router:
             self.packets[way] += 1
 
     def to_json(self) -> str:
-        """The delivered bytes and packets, as JSON."""
+        """The delivered bytes and packets, and the lost packets, of each direction as JSON."""
         ways = {
             f"{a}->{b}": {"bytes": self.sent[a, b], "packets": self.packets[a, b], "lost": self.lost[a, b]}
             for a, b in sorted(self.sent | self.lost)
@@ -262,16 +267,17 @@ def route(sites: Sequence[Site], options: argparse.Namespace) -> int:
     """Forward packets until all commands have exited; return the exit code."""
     # Losses are seeded so that a run can be repeated; they need no secure random numbers.
     router = Router([site.device for site in sites], options, random.Random(options.seed))
-    poll, start = select.poll(), time.monotonic()
+    poll, end = select.poll(), time.monotonic() + options.timeout
     numbers = {site.device: number for number, site in enumerate(sites)}
     for device in numbers:
         os.set_blocking(device, False)
         poll.register(device, select.POLLIN)
     status: dict[int, int] = {}
     while len(status) < len(sites):
-        if time.monotonic() - start > options.timeout:
+        if time.monotonic() > end:
             sys.stderr.write("wan.py: timeout\n")
             _kill(sites, status)
+            end = math.inf
         for device, _ in poll.poll(router.wait() * 1000):
             router.read(numbers[device])
         router.deliver()
@@ -288,6 +294,7 @@ def _kill(sites: Sequence[Site], status: dict[int, int]) -> None:
 
 
 def _poll_sites(sites: Sequence[Site], status: dict[int, int]) -> None:
+    """Add the exit codes of commands that have ended, by process id."""
     for site in sites:
         if site.pid not in status:
             done, code = os.waitpid(site.pid, os.WNOHANG)

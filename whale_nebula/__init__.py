@@ -113,13 +113,13 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         from whale_nebula.errors.text import did_you_mean
 
-        said = f"module 'whale_nebula' has no attribute {name!r}: {did_you_mean(name, __all__)}"
-        raise AttributeError(said, name=name, obj=sys.modules[__name__])
+        message = f"module 'whale_nebula' has no attribute {name!r}: {did_you_mean(name, __all__)}"
+        raise AttributeError(message, name=name, obj=sys.modules[__name__])
     home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
     if _HOMES[name] in ("scopes.public", "capture"):
         frames = importlib.import_module(f"{__name__}.scopes.frames")
         if not any(isinstance(watcher, Bootstrap) for watcher in frames.watchers):
-            frames.watchers.append(Bootstrap(_keras_hook))
+            frames.watchers.append(Bootstrap(_load_keras_hook))
     value = getattr(home, name)
     globals()[name] = value
     return value
@@ -129,7 +129,7 @@ def __dir__() -> list[str]:
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
-def _keras_hook() -> Any:
+def _load_keras_hook() -> Any:
     return importlib.import_module(f"{__name__}.runtime.keras_hook")
 
 
@@ -147,4 +147,4 @@ class _PublicModule(ModuleType):
 
 sys.modules[__name__].__class__ = _PublicModule
 
-wrap_keras(_keras_hook)
+wrap_keras(_load_keras_hook)

@@ -84,6 +84,7 @@ POINTS: Mapping[str, Point] = MappingProxyType(
 
 
 Drop: TypeAlias = Callable[[str], None]
+"""Breaks a connection, for a reason."""
 
 
 class Action(StrEnum):
@@ -117,8 +118,7 @@ class Fault:
 
     def __post_init__(self) -> None:
         if self.point not in POINTS:
-            why = "all there are: whale_nebula.faults.names()"
-            mend = did_you_mean(self.point, POINTS)
+            why, mend = "whale_nebula.faults.names() lists all failpoints", did_you_mean(self.point, POINTS)
             raise OptionError(f"there is no failpoint {self.point!r}", where=str(self), why=why, mend=mend)
         if self.action is Action.DROP and not POINTS[self.point].connection:
             what = f"at failpoint {self.point!r} there is no connection that could be dropped"
@@ -128,12 +128,12 @@ class Fault:
     @classmethod
     def parse(cls, text: str) -> Fault:
         """Parse a fault: `[WORKER:]POINT=ACTION[:SECONDS][@HIT[+]]`."""
-        found = _FAULT.fullmatch(text.strip())
-        if found is None:
+        parts = _FAULT.fullmatch(text.strip())
+        if parts is None:
             raise OptionError(
-                f"{text!r} is not a fault", why="it reads [WORKER:]POINT=ACTION[:SECONDS][@HIT[+]]", mend=_EXAMPLE
+                f"{text!r} is not a fault", why="its form is [WORKER:]POINT=ACTION[:SECONDS][@HIT[+]]", mend=_EXAMPLE
             )
-        worker, point, action, seconds, hit, again = found.groups()
+        worker, point, action, seconds, hit, again = parts.groups()
         if action not in list(Action):
             known = [each.value for each in Action]
             raise OptionError(f"there is no action {action!r}", where=text, mend=did_you_mean(action, known))
@@ -156,7 +156,7 @@ Act: TypeAlias = Callable[[Fault, Drop | None], None]
 
 
 def apply_fault(fault: Fault, drop: Drop | None) -> None:
-    """Apply a fault to this process."""
+    """Apply a fault to this process; `drop` breaks the connection at its failpoint."""
     match fault.action:
         case Action.KILL:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -172,13 +172,14 @@ def apply_fault(fault: Fault, drop: Drop | None) -> None:
 
 def raise_fault(fault: Fault) -> NoReturn:
     """Raise the fault's error."""
-    raise RunError(f"failpoint {fault} was reached", why="a plan of faults wants an error here", mend="take it out")
+    why, mend = "the fault plan raises an error here", "remove the fault from the plan"
+    raise RunError(f"failpoint {fault} was reached", why=why, mend=mend)
 
 
 class FaultPlan:
     """Faults by failpoint, and the hits of each failpoint so far (`reached`).
 
-    `worker` is the name of this process; `act` applies a fault.
+    Faults of workers other than `worker`, this process, are left out. `act` applies a fault.
 
     >>> plan = FaultPlan.parse("step.before=raise@2")
     >>> plan.reach("step.before")
@@ -186,8 +187,8 @@ class FaultPlan:
     Traceback (most recent call last):
     ...
     whale_nebula.errors.RunError: NB-300 failpoint step.before=raise@2 was reached
-      why: a plan of faults wants an error here
-      mend: take it out
+      why: the fault plan raises an error here
+      mend: remove the fault from the plan
     """
 
     def __init__(self, faults: Iterable[Fault] = (), *, worker: str | None = None, act: Act = apply_fault) -> None:
@@ -220,16 +221,16 @@ _plan: FaultPlan | None = None
 
 
 def failpoint(name: str, drop: Drop | None = None) -> None:
-    """Mark a failpoint; `drop` breaks the connection there, if there is one."""
+    """Mark a place as a failpoint; `drop` breaks the connection there, if there is one."""
     if _plan is not None:
         _plan.reach(name, drop)
 
 
 def chunk_failpoint(when: str, first: bool, last: bool, drop: Drop) -> None:
-    """Mark the failpoint before or after a chunk is sent; the only chunk of a tensor is first and last."""
+    """Mark the failpoints "before" or "after" a chunk is sent; the only chunk of a tensor is first and last."""
     if _plan is not None:
-        for name, here in (("first", first), ("last", last), ("middle", not first and not last)):
-            if here:
+        for name, applies in (("first", first), ("last", last), ("middle", not first and not last)):
+            if applies:
                 _plan.reach(f"chunk.{name}.{when}", drop)
 
 

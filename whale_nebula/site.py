@@ -19,8 +19,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _OURS = str(Path(__file__).resolve().parent) + "/"
-_PYTHONS_OWN = str(Path(os.__file__).parent) + "/"
-_PASSED_THROUGH = ("contextlib.py", "functools.py")
+_STANDARD_LIBRARY = str(Path(os.__file__).parent) + "/"
+_WRAPPERS = ("contextlib.py", "functools.py")
 _AUTOGRAPH = "/tensorflow/python/autograph/"
 
 
@@ -59,21 +59,24 @@ def thread_site() -> Site | None:
 
 
 def calling_site() -> Site:
-    """The innermost line on Python's stack outside this package and contextlib."""
+    """The innermost line on Python's stack outside this package, contextlib, functools and AutoGraph: the caller's, in
+    the script or in an installed package.
+    """
     return _find_site(sys._getframe(1), lambda file: False)
 
 
 def script_site(start: FrameType | None = None) -> Site:
-    """The innermost line on Python's stack (from `start` outwards) that is not in an installed package: the
-    script's.
+    """The script's line: the innermost one on Python's stack (from `start` outwards) that is in no installed package,
+    nor in the standard library.
     """
     return _find_site(start or sys._getframe(1), _is_installed)
 
 
-def _find_site(frame: FrameType | None, passes: Callable[[str], bool]) -> Site:
+def _find_site(frame: FrameType | None, is_skipped: Callable[[str], bool]) -> Site:
+    """The innermost line in a file that is not skipped; without one, the site of this thread, or an unknown one."""
     while frame is not None:
         file = frame.f_code.co_filename
-        if not _is_machinery(file) and not passes(file):
+        if not _is_machinery(file) and not is_skipped(file):
             site = _find_original_line(Site(file, frame.f_lineno), frame)
             if not _is_machinery(site.file):
                 return site
@@ -98,9 +101,9 @@ def warn_once(site: Site, what: str, *, why: str, mend: str, where: str | None =
 
 
 def is_running(site: Site) -> bool:
-    """Whether the function that contains a line is running; a suspended generator is not.
+    """Whether the function that contains a line is running in this thread; a suspended generator is not.
 
-    Functions that AutoGraph rewrote are assumed to be running.
+    True also inside any function that AutoGraph rewrote, whose lines are unknown.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -115,12 +118,12 @@ def is_running(site: Site) -> bool:
 
 @functools.cache
 def _is_installed(file: str) -> bool:
-    return "site-packages" in file or file.startswith(("<frozen", _PYTHONS_OWN))
+    return "site-packages" in file or file.startswith(("<frozen", _STANDARD_LIBRARY))
 
 
 @functools.cache
 def _is_machinery(file: str) -> bool:
-    return file.startswith(_OURS) or file.endswith(_PASSED_THROUGH) or _AUTOGRAPH in file
+    return file.startswith(_OURS) or file.endswith(_WRAPPERS) or _AUTOGRAPH in file
 
 
 def _find_original_line(site: Site, frame: FrameType) -> Site:
@@ -153,9 +156,9 @@ class Origin(str):
 
     def __new__(cls, line: str, layer: str = "", kind: str = "") -> Origin:
         """Create from a line, with an optional layer."""
-        made = super().__new__(cls, line)
-        made.layer, made.kind = layer, kind
-        return made
+        origin = super().__new__(cls, line)
+        origin.layer, origin.kind = layer, kind
+        return origin
 
     @property
     def layer_description(self) -> str:

@@ -38,7 +38,7 @@ class Spec(NamedTuple):
         return self.shape == ()
 
     def nbytes(self, unknown: int = 32) -> int:
-        """Bytes of one such tensor, with `unknown` in place of each unknown size.
+        """Bytes of one such tensor, with `unknown` in place of each unknown size; of one element without a rank.
 
         >>> Spec("float16", (None, 10)).nbytes(unknown=4)
         80
@@ -49,7 +49,7 @@ class Spec(NamedTuple):
         return size
 
     def fill_shape(self, unknown: int) -> tuple[int, ...]:
-        """The sizes of one such tensor, with `unknown` in place of each unknown one.
+        """The sizes of one such tensor, with `unknown` in place of each unknown one; empty if the rank is unknown.
 
         >>> Spec("float16", (None, 10)).fill_shape(4)
         (4, 10)

@@ -22,10 +22,10 @@ def test_entry_layer_is_the_outermost_running_layer() -> None:
 
     class Inner(layers.Layer):
         def build(self, shape: Any) -> None:
-            seen.append(tf_private.entry_layer())
+            seen.append(tf_private.find_entry_layer())
 
         def call(self, x: Any) -> Any:
-            seen.append(tf_private.entry_layer())
+            seen.append(tf_private.find_entry_layer())
             return x
 
     class Outer(keras.Model):
@@ -37,21 +37,21 @@ def test_entry_layer_is_the_outermost_running_layer() -> None:
             return self.inner(x)
 
     outer = Outer()
-    assert tf_private.entry_layer() is None
+    assert tf_private.find_entry_layer() is None
     outer(tf.ones((2, 2)))
     assert seen[-1] is outer
-    assert tf_private.entry_layer() is None
+    assert tf_private.find_entry_layer() is None
 
 
 def test_nodes_by_depth_of_each_kind_of_model() -> None:
     """Every node has an operation; a shared layer has one node for each call."""
     inputs, shared = keras.Input((2,)), layers.Dense(2)
     shared_model = keras.Model(inputs, shared(shared(inputs)) + 1.0)
-    nodes = [node for level in tf_private.nodes_by_depth(shared_model).values() for node in level]
+    nodes = [node for level in tf_private.list_nodes_by_depth(shared_model).values() for node in level]
     assert sum(node.operation is shared for node in nodes) == 2
     model = keras.Sequential([keras.Input((2,)), layers.Dense(2)])
-    assert tf_private.nodes_by_depth(model)
-    assert tf_private.nodes_by_depth(layers.Dense(2)) == {}
+    assert tf_private.list_nodes_by_depth(model)
+    assert tf_private.list_nodes_by_depth(layers.Dense(2)) == {}
 
 
 def test_compute_output_spec_calls_a_subclass_in_symbolic_scope() -> None:
@@ -63,7 +63,7 @@ def test_compute_output_spec_calls_a_subclass_in_symbolic_scope() -> None:
             self.dense = layers.Dense(3)
 
         def call(self, x: Any) -> Any:
-            called.append((tf_private.entry_layer(), tf_private.in_symbolic_scope()))
+            called.append((tf_private.find_entry_layer(), tf_private.in_symbolic_scope()))
             return self.dense(x)
 
     model = Lazy()
@@ -99,7 +99,7 @@ def test_find_original_of_cloned_nodes() -> None:
     assert [tf_private.find_original(node) for node in originals] == [None, None, None]
     for _ in range(2):
         model = keras.Model(hidden, outputs)
-        nodes = [node for level in sorted(tf_private.nodes_by_depth(model).items()) for node in level[1]]
+        nodes = [node for level in sorted(tf_private.list_nodes_by_depth(model).items()) for node in level[1]]
         assert [tf_private.find_original(node) for node in nodes if not node.is_input] == originals[::-1]
 
 
@@ -131,7 +131,7 @@ def test_call_on_config_is_called_when_a_model_is_copied(tmp_path: Any) -> None:
 def test_call_on_build_is_called_after_a_sequential_has_nodes() -> None:
     heard: list[int] = []
     model = keras.Sequential([layers.Dense(2)])
-    tf_private.call_on_build(model, lambda: heard.append(len(tf_private.nodes_by_depth(model))))
+    tf_private.call_on_build(model, lambda: heard.append(len(tf_private.list_nodes_by_depth(model))))
     model(np.ones((1, 2)))
     model.add(layers.Dense(3))
     assert heard == [2, 3]

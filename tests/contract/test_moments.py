@@ -57,7 +57,7 @@ def test_remove_attribute_of_an_op() -> None:
 def test_readers_are_listed_with_input_positions() -> None:
     def body(x: Any) -> Any:
         doubled = x + x
-        assert [(op.type, place) for op, place in tf_patch.readers(x)] == [("AddV2", 0), ("AddV2", 1)]
+        assert [(op.type, place) for op, place in tf_patch.list_readers(x)] == [("AddV2", 0), ("AddV2", 1)]
         return doubled
 
     trace_graph(body, VECTOR)

@@ -335,7 +335,7 @@ def run_inference(cut: Cut) -> Outcome:
 
 
 def train_scaled(cut: Cut) -> Outcome:
-    """Loss scaling: one cond applies every stage's gradients; the scale overflows, shrinks, and grows other_noise."""
+    """Loss scaling: one cond applies every stage's gradients; the scale overflows, shrinks, and grows again."""
     keras.utils.set_random_seed(14)
     inputs = keras.Input((6,))
     with cut.program():

@@ -24,10 +24,10 @@ def run_and_reference() -> tuple[FinishedRun, Mapping[str, Any]]:
     """All cases in one run of three workers, and uncut in this process meanwhile."""
 
     def alone() -> dict[str, Any]:
-        return {name: lesson(enter_no_scopes) for name, lesson in CASES.items()}
+        return {name: run(enter_no_scopes) for name, run in CASES.items()}
 
-    lessons = [*CASES_TO_RUN, TOO_MANY]
-    return run_workers_and_reference("train", WORKERS, "train_normalized", *lessons, deadline=DEADLINE, alone=alone)
+    cases = [*CASES_TO_RUN, TOO_MANY]
+    return run_workers_and_reference("train", WORKERS, "train_normalized", *cases, deadline=DEADLINE, alone=alone)
 
 
 @pytest.mark.parametrize("case", CASES_TO_RUN)
@@ -41,5 +41,5 @@ def test_processes_end_with_the_uncut_model(
 
 
 def test_more_replicas_than_workers_are_refused(run_and_reference: tuple[FinishedRun, Mapping[str, Any]]) -> None:
-    said = run_and_reference[0].get_common(TOO_MANY)
-    assert "stage 's0' has 4 replicas, which need a worker each, but 3 worker(s) exist" in said
+    message = run_and_reference[0].get_common(TOO_MANY)
+    assert "stage 's0' has 4 replicas, which need a worker each, but 3 worker(s) exist" in message

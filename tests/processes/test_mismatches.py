@@ -14,8 +14,8 @@ Side = tuple[str, tuple[str, ...]]
 """The error in a process, and parts of its text."""
 
 
-def expect_both(error: str, *said: str) -> tuple[Side, Side]:
-    return ((error, said), (error, said))
+def expect_both(error: str, *parts: str) -> tuple[Side, Side]:
+    return ((error, parts), (error, parts))
 
 
 ABSENT = "input 'y' is None in this process, but stage 'c1' of cluster 'c1' reads it here"
@@ -53,10 +53,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     return run_workers("scenarios", 2, "run_mismatches", Path(tmp_path_factory.mktemp("pair")))
 
 
-def check(report: dict[str, Any], error: str, said: tuple[str, ...]) -> None:
+def check(report: dict[str, Any], error: str, parts: tuple[str, ...]) -> None:
     assert report["seconds"] < MAX_SECONDS
     assert report["type"] == error, report["text"]
-    for part in said:
+    for part in parts:
         assert part in report["text"]
     assert report.get("untouched", True)
 
@@ -74,7 +74,7 @@ def test_differences_in_unread_inputs_are_allowed(pair: FinishedRun) -> None:
 
 
 def test_uncaught_error_reaches_the_other_process(pair: FinishedRun) -> None:
-    said = "worker 'c1/0' failed: RuntimeError: no data on this site"
-    check(pair.reports["c0/0"]["uncaught"], "RemoteFailureError", (said,))
+    message = "worker 'c1/0' failed: RuntimeError: no data on this site"
+    check(pair.reports["c0/0"]["uncaught"], "RemoteFailureError", (message,))
     assert pair.result.culprit == "c1/0"
     assert pair.result.codes == {"c0/0": 0, "c1/0": 1}

@@ -17,6 +17,7 @@ from whale_nebula.launch import attach
 
 REPORT_PREFIX = "report: "
 _PREFIX_CHARACTERS = "[]/ abcdefghijklmnopqrstuvwxyz0123456789"
+"""The characters of a worker's name, as a launcher writes it before a line."""
 
 
 def report_value(name: str, value: Any) -> None:
@@ -26,12 +27,12 @@ def report_value(name: str, value: Any) -> None:
 
 def parse_reports(out: str) -> dict[str, Any]:
     """The reports of a worker, or of the workers of a cluster, whose names a launcher writes before their lines."""
-    said = (line.partition(REPORT_PREFIX) for line in out.splitlines())
-    return dict(json.loads(value) for before, mark, value in said if mark and not before.strip(_PREFIX_CHARACTERS))
+    lines = (line.partition(REPORT_PREFIX) for line in out.splitlines())
+    return dict(json.loads(value) for before, mark, value in lines if mark and not before.strip(_PREFIX_CHARACTERS))
 
 
 def digest_tensors(tensors: Iterable[Any]) -> list[str]:
-    """Digests of tensors, which are equal only for equal bits."""
+    """Dtype, shape and SHA-256 of each tensor, which are equal only for equal bits."""
     arrays = [np.ascontiguousarray(tensor) for tensor in tensors]
     return [f"{a.dtype}{list(a.shape)} {hashlib.sha256(a.tobytes()).hexdigest()}" for a in arrays]
 

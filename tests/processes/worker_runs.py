@@ -44,7 +44,7 @@ class FinishedRun:
 
     def get_all(self, name: str) -> list[Any]:
         """The value that each worker has reported under this name."""
-        return [things[name] for things in self.reports.values()]
+        return [report[name] for report in self.reports.values()]
 
     def get_common(self, name: str) -> Any:
         """The value that all workers have reported under this name."""
@@ -102,31 +102,31 @@ def run_workers_and_reference(
     return found, expected
 
 
-def run_in_this_process(lesson: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Any]:
+def run_in_this_process(function: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Any]:
     """Run a function of a worker in this process, with the workers' seed; returns its reports. `options` are those of
     `nb.init`.
     """
     nb.shutdown()
     keras.utils.set_random_seed(SEED)
     with contextlib.redirect_stdout(io.StringIO()) as out, nb.init(**options):
-        lesson(*arguments)
+        function(*arguments)
     return dict(parse_reports(out.getvalue()))
 
 
 @contextlib.contextmanager
 def start_training(workers: int, *arguments: object, steps: int) -> Iterator[Job]:
-    """A run of `train` in which each worker has reported this number of steps, and continues."""
-    trained, heard = threading.Event(), set()
+    """Start a run of the worker script `train`; yields it when each worker has reported this number of steps."""
+    have_trained, trained = threading.Event(), set()
 
     def echo(worker: str, stream: str, line: str) -> None:
         if f'"steps", {steps}' in line:
-            heard.add(worker)
-            if len(heard) == workers:
-                trained.set()
+            trained.add(worker)
+            if len(trained) == workers:
+                have_trained.set()
 
     with start_workers("train", workers, *arguments, echo=echo) as job:
         limit = time.monotonic() + DEADLINE
-        while not trained.wait(0.2):
+        while not have_trained.wait(0.2):
             assert time.monotonic() < limit
             assert all(map(psutil.pid_exists, job.pids.values())), wait_for_run(job, GRACE)
         yield job
@@ -157,10 +157,10 @@ def _split_output(out: str) -> list[str]:
 # ---------------------------------------------------------------------- in a worker
 def run_selected(functions: Iterable[Callable[..., None]]) -> None:
     """Run the function that the arguments name; or several, each in its own run, because starting processes is slow."""
-    named = {lesson.__name__: lesson for lesson in functions}
+    by_name = {function.__name__: function for function in functions}
     name, *arguments = sys.argv[1:]
     if name != "scenarios":
-        named[name](*arguments)
+        by_name[name](*arguments)
         return
     folder, *scenarios = arguments
     for words in scenarios:
@@ -169,7 +169,7 @@ def run_selected(functions: Iterable[Callable[..., None]]) -> None:
         reconnect(Path(folder))
         keras.utils.clear_session(free_memory=False)
         seed_all(SEED)  # as the launcher does
-        named[name](*arguments)
+        by_name[name](*arguments)
 
 
 _run_numbers = itertools.count()

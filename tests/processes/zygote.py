@@ -82,7 +82,7 @@ def start(
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """What `whale_nebula.launch.worker_output.start` does."""
+    """Fork a process that runs these arguments of Python, like `whale_nebula.launch.worker_processes.start`."""
     from whale_nebula.launch.attach import VARIABLE
 
     with _LOCK:
@@ -107,7 +107,9 @@ def start(
 def run(
     *argv: str, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 120.0
 ) -> subprocess.CompletedProcess[str]:
-    """What `python` with these arguments does: "-c" and code, "-m" and a module, or a script and its arguments."""
+    """Run Python with these arguments in a fork, and wait: "-c" and code, "-m" and a module, or a script and its
+    arguments.
+    """
     if sys.platform != "linux":
         merged = {**os.environ, **(env or {})}
         return subprocess.run(

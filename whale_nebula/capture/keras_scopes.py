@@ -75,7 +75,7 @@ def list_stages(model: Any) -> list[Frame]:
 
 def list_nodes(layer: Any) -> list[Any]:
     """The nodes of a functional model, or of the one inside a Sequential; none of another layer."""
-    return [node for level in tf_private.nodes_by_depth(layer).values() for node in level]
+    return [node for level in tf_private.list_nodes_by_depth(layer).values() for node in level]
 
 
 _WHY = "scopes apply to the calls of layers, and are not part of the config from which Keras copies a model"
@@ -281,7 +281,7 @@ def record_entry() -> None:
     """Record that a scope is entered: outside a trace, the running layer is marked as entering scopes."""
     if current_trace() is not None:
         return
-    layer = tf_private.entry_layer()
+    layer = tf_private.find_entry_layer()
     if layer is not None:
         mark_scoped(layer)
     if _LOCAL.forbid_scopes and not is_uncut_on_purpose():

@@ -18,7 +18,7 @@ from whale_nebula.site import script_site
 
 
 class _Lazy:
-    """A lazily loaded module.
+    """A module that is loaded when its first attribute is read.
 
     >>> _Lazy("math").sqrt(4.0)
     2.0
@@ -41,26 +41,26 @@ BACKEND = "tensorflow"
 
 
 def require_supported() -> None:
-    """Raise if TensorFlow or Keras is out of its range, or the backend of Keras is not TensorFlow."""
+    """Raise if the version of TensorFlow or Keras is unsupported, or the backend of Keras is not TensorFlow."""
     refusal = find_unsupported()
     if refusal is not None:
         raise refusal
 
 
 def find_unsupported() -> NebulaError | None:
-    """The error for unsupported versions of TensorFlow and Keras; None if they are supported."""
+    """The error for an unsupported version of TensorFlow or Keras, or another backend of Keras; otherwise None."""
     for name in RANGES:
         found = _version(name)
         if found is not None and not is_in_range(name, found):
-            called = {"tensorflow": "TensorFlow", "keras": "Keras"}[name]
+            title = {"tensorflow": "TensorFlow", "keras": "Keras"}[name]
             first, end = RANGES[name]
-            wanted = " ".join(f'"{each}>={low},<{high}"' for each, (low, high) in RANGES.items())
+            specifiers = " ".join(f'"{each}>={low},<{high}"' for each, (low, high) in RANGES.items())
             return VersionError(
-                f"{called} {found} is not supported",
+                f"{title} {found} is not supported",
                 where=str(script_site()),
-                why=f"whale_nebula uses internals of {called}, which it supports from {first} up to, "
+                why=f"whale_nebula uses internals of {title}, which it supports from {first} up to, "
                 f"but not including, {end}",
-                mend=f"pip install {wanted}",
+                mend=f"pip install {specifiers}",
             )
     config = getattr(sys.modules.get("keras"), "config", None)
     backend = config.backend() if config is not None else BACKEND
@@ -89,7 +89,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _version(name: str) -> str | None:
-    """The loaded version, otherwise the installed one."""
+    """The loaded version, otherwise the installed one; None if it is not installed."""
     loaded: Any = sys.modules.get(name)
     if loaded is not None:
         return str(getattr(loaded, "__version__", "0.0"))

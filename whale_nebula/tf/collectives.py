@@ -30,7 +30,7 @@ _START = "ensure_initialized"  # the function that starts the runtime, called by
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The number of a process's task, the number of tasks, and its address."""
+    """A process's task in TensorFlow's cluster: its number, the number of tasks, and its address."""
 
     index: int
     count: int
@@ -49,8 +49,8 @@ def find_task() -> Task | None:
 
 
 def prepare_task(index: int, addresses: Sequence[str], started: Callable[[], object]) -> None:
-    """Make this process task `index` when TensorFlow's runtime starts, and call `started` then; does not start it.
-    Until then a script may configure threads and devices as usual.
+    """Make this process task `index` when TensorFlow's runtime starts, and call `started` after its start. Until then a
+    script may configure threads and devices as usual.
     """
     context = context_lib.context()
     start = getattr(context, _START)
@@ -100,7 +100,7 @@ def find_device() -> str:
 
 
 def hash_key(text: str) -> int:
-    """A positive int32 as the hash of a text."""
+    """The hash of a text as a positive int32, for keys of groups and instances."""
     return int.from_bytes(sha256(text.encode()).digest()[:4], "big") >> 1 or 1
 
 
@@ -127,8 +127,8 @@ def gather(tensor: Any, size: int, group: int, instance: Any) -> Any:
 
 
 def exchange(tensor: Any, size: int, group: int, instance: Any) -> Any:
-    """All-to-all: the entries of the first axis that the members have for this one; that axis has the size of the
-    group.
+    """All-to-all: entry m of the first axis goes to member m; the result has the entries of all members for this one,
+    by member. That axis has the size of the group.
     """
     found = tf.raw_ops.CollectiveAllToAllV2(
         input=tensor, ordering_token=[], **_member_attributes(size, group, instance)

@@ -33,7 +33,9 @@ class InitialValues:
     pairs: list[tuple[Any, Any]] = field(default_factory=list)
 
     def initialize_variables(self, is_wanted: Callable[[Any], bool]) -> None:
-        """Initialise the variables for which a predicate is true; may be called repeatedly."""
+        """Initialise the variables for which a predicate is true, unless they have a value by now; may be called
+        repeatedly.
+        """
         chosen = [pair for pair in self.pairs if is_wanted(pair[0])]
         self.pairs[:] = [pair for pair in self.pairs if not any(pair is each for each in chosen)]
         _assign_values([pair for pair in chosen if not has_value(pair[0])])
@@ -42,8 +44,9 @@ class InitialValues:
         """Create a variable without a value; for `tf.variable_creator_scope` in a tf.function that is traced only to
         create variables. TensorFlow adds a condition for each, which makes up most of such a trace.
         """
-        given = options.pop("initial_value")
-        value = tf.convert_to_tensor(given() if callable(given) else given, options.get("dtype"))
+        initial_value = options.pop("initial_value")
+        value = initial_value() if callable(initial_value) else initial_value
+        value = tf.convert_to_tensor(value, options.get("dtype"))
         options |= {"dtype": value.dtype, "shape": value.shape if options.get("shape") is None else options["shape"]}
         variable = UninitializedVariable(extra_handle_data=value, **options)
         self.pairs.append((variable, value))
@@ -53,7 +56,7 @@ class InitialValues:
         """Some entries of a variable's initial value along an axis, as a tensor, without the rest; None for other
         variables, or if the initial value can be computed only as a whole.
         """
-        value = next((value for own, value in self.pairs if own is variable), None)
+        value = next((value for each, value in self.pairs if each is variable), None)
         return None if value is None or has_value(variable) else draw_part(value, axis, start, size)
 
 
@@ -64,10 +67,9 @@ def is_repeatable(initial_value: Callable[[], Any]) -> bool:
     names = initial_value.__code__.co_freevars if isinstance(initial_value, types.FunctionType) else ()
     cells = dict(zip(names, initial_value.__closure__ or (), strict=True)) if names else {}
     initializer = cells["initializer"].cell_contents if "initializer" in cells else None
-    own = initial_value.__module__.startswith(_KERAS_VARIABLES) and type(initializer).__module__.startswith(
-        _INITIALIZERS
-    )
-    return own and isinstance(getattr(initializer, "seed", 0), int)
+    is_keras = initial_value.__module__.startswith(_KERAS_VARIABLES)
+    is_keras = is_keras and type(initializer).__module__.startswith(_INITIALIZERS)
+    return is_keras and isinstance(getattr(initializer, "seed", 0), int)
 
 
 def has_value(variable: Any) -> bool:
@@ -91,21 +93,21 @@ def _assign_values(pairs: Sequence[tuple[Any, Any]]) -> None:
     tensors = [tensor for _, tensor in pairs]
     constants = _list_constants(tensors)
 
-    def assign(*given: Any) -> None:
+    def assign(*values: Any) -> None:
         known = object_identity.ObjectIdentityDictionary()
-        for constant, value in zip(constants, given, strict=True):
+        for constant, value in zip(constants, values, strict=True):
             known[constant], known[constant.op] = value, value.op
         lift_to_graph.lift_to_graph(tensors, tf.compat.v1.get_default_graph(), op_map=known)
         for variable, tensor in pairs:
             variable.assign(known[tensor], read_value=False)
 
     with tf.init_scope():
-        values = [tf.constant(tf.make_ndarray(constant.op.get_attr("value"))) for constant in constants]
-        tf.function(assign, autograph=False).get_concrete_function(*values)(*values)  # counts no retraces
+        copies = [tf.constant(tf.make_ndarray(constant.op.get_attr("value"))) for constant in constants]
+        tf.function(assign, autograph=False).get_concrete_function(*copies)(*copies)  # counts no retraces
 
 
 def _list_constants(tensors: Sequence[Any]) -> list[Any]:
-    """The constants that tensors of a graph are computed from."""
+    """The constants from which tensors of a graph are computed."""
     ops = {tensor.op: None for tensor in tensors}
     waiting = list(ops)
     while waiting:

@@ -70,7 +70,9 @@ _HOOKS = tuple(name for name in dir(keras.callbacks.Callback) if name.startswith
 
 
 def list_fit_callbacks() -> list[Any]:
-    """The callbacks of the innermost running `fit` of Keras: they are only among its local variables."""
+    """The callbacks of the innermost running `fit` of Keras, which are only among its local variables; empty if none
+    runs.
+    """
     innermost = next(_find_fits(), None)
     return [] if innermost is None else list(innermost["callbacks"].callbacks)
 
@@ -145,8 +147,8 @@ def add_callback(fit: Fit, callback: Any, model: Any, *, first: bool = False) ->
 
 
 def skip_epochs(fit: Fit, until: int, begin: Callable[[Any], Any] | None = None) -> None:
-    """Read the data of a `fit` up to the epoch `until`, like training and validation. `begin` is called with the
-    iterator first, and takes the batches of an execution.
+    """Read the data of a `fit` from its initial epoch up to the epoch `until`, as training and validation would. The
+    batches of the first execution are read by `begin`, if given, which gets the iterator.
     """
     for epoch in range(fit.initial_epoch, until):
         _skip_data(fit.data, begin if epoch == fit.initial_epoch else None)
@@ -199,21 +201,21 @@ def trace_step(function: Callable[[Any], Any], batches: Any) -> Any:
     """The graph of Keras's train function for a TensorFlow iterator or a batch; it is traced if necessary, after which
     all variables exist. None if nothing is traced, as with `run_eagerly=True`.
     """
-    wanted = "multi_step_on_iterator" if isinstance(batches, tf.data.Iterator) else "one_step_on_data"
-    found = {each._python_function.__name__: each for each in _find_traced(function)}
-    if wanted not in found:
+    name = "multi_step_on_iterator" if isinstance(batches, tf.data.Iterator) else "one_step_on_data"
+    traced = {each._python_function.__name__: each for each in _find_tf_functions(function)}
+    if name not in traced:
         return None
-    given = tf.nest.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, batches)
-    return found[wanted].get_concrete_function(given).graph
+    argument = tf.nest.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, batches)
+    return traced[name].get_concrete_function(argument).graph
 
 
-def _find_traced(function: Callable[..., Any]) -> Iterator[Any]:
-    """The tf.functions that a function of Keras refers to."""
+def _find_tf_functions(function: Callable[..., Any]) -> Iterator[Any]:
+    """The tf.functions to which a function of Keras refers, directly or through other functions."""
     for cell in getattr(function, "__closure__", None) or ():
         if isinstance(cell.cell_contents, PolymorphicFunction):
             yield cell.cell_contents
         elif hasattr(cell.cell_contents, "__closure__"):
-            yield from _find_traced(cell.cell_contents)
+            yield from _find_tf_functions(cell.cell_contents)
 
 
 def list_captured_variables(graph: Any) -> list[Any]:
@@ -242,7 +244,7 @@ def build_model(model: Any, batch: Any) -> None:
 
 
 def set_initial_epoch(model: Any, epoch: int) -> None:
-    """Set the initial epoch of the `fit` that is about to train; 0 leaves the requested one."""
+    """Set the initial epoch of the `fit` that is about to train; with 0 it begins at the requested one."""
     model._initial_epoch = epoch or None
 
 
@@ -267,11 +269,11 @@ def overrides_hook(callback: Any, hook: str) -> bool:
 
 
 def may_change_variables(callback: Any, hook: str) -> bool:
-    """Whether a callback may change variables at a hook of a batch: Keras's own ones change none there, except for
-    those that call functions of the user.
+    """Whether a callback may change variables at a hook of a batch: those of Keras and of this library change none
+    there, except for a `LambdaCallback`, which calls functions of the user.
     """
-    own = type(callback).__module__.partition(".")[0] in ("keras", __package__.partition(".")[0])
-    return overrides_hook(callback, hook) and (not own or isinstance(callback, keras.callbacks.LambdaCallback))
+    is_known = type(callback).__module__.partition(".")[0] in ("keras", __package__.partition(".")[0])
+    return overrides_hook(callback, hook) and (not is_known or isinstance(callback, keras.callbacks.LambdaCallback))
 
 
 def suspend_saving(callback: Any, is_suspended: Callable[[], bool]) -> None:
@@ -314,7 +316,9 @@ def find_backup_path(callback: Any) -> str:
 
 
 def make_folder(callback: Any, *args: Any, **kwargs: Any) -> None:
-    """Create the folder of the file that a callback is about to save, from the arguments of "save"; it may exist."""
+    """Create the folder of the file that a callback is about to save, with the arguments of its `_save_model`; it may
+    exist.
+    """
     if isinstance(callback, BACKUP):
         folder = str(callback.backup_dir)
     else:

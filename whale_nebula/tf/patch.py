@@ -104,18 +104,19 @@ def patch_draws(find_state: StateFinder) -> list[Patch]:
 def _draw_by_counter(name: str, find_state: StateFinder, /, *args: Any, **kwargs: Any) -> Any:
     bound = inspect.signature(_MAKERS[name]).bind(*args, **kwargs)
     bound.apply_defaults()
-    given = bound.arguments
-    state = find_state(int(given["seed"] or 0), int(given["seed2"] or 0)) if given["seed"] or given["seed2"] else None
+    options = bound.arguments
+    seeds = int(options["seed"] or 0), int(options["seed2"] or 0)
+    state = find_state(*seeds) if any(seeds) else None
     if state is None:
         return _MAKERS[name](*args, **kwargs)
-    kept = {key: value for key, value in given.items() if key not in ("seed", "seed2", "shape", "name")}
-    with tf.name_scope(given["name"] or name):
-        shape = tf.convert_to_tensor(given["shape"])
+    others = {key: value for key, value in options.items() if key not in ("seed", "seed2", "shape", "name")}
+    with tf.name_scope(options["name"] or name):
+        shape = tf.convert_to_tensor(options["shape"])
         resource_variable_ops.variable_accessed(state)
         many = tf.cast(tf.reduce_prod(shape), tf.uint64)  # advances the counter for the next draw
         before = tf.raw_ops.RngReadAndSkip(resource=state.handle, alg=_PHILOX, delta=many)
         counter, key = tf.split(tf.bitcast(before, tf.uint64), [2, 1])
-        return _STATELESS[name](shape=shape, counter=counter, key=key, alg=_PHILOX, **kept)
+        return _STATELESS[name](shape=shape, counter=counter, key=key, alg=_PHILOX, **others)
 
 
 def make_generator_state(seed: int, seed2: int, name: str) -> Any:
@@ -151,7 +152,7 @@ def remove_attribute(op: Any, name: str) -> None:
     op._clear_attr(name)
 
 
-def readers(tensor: Any) -> list[tuple[Any, int]]:
+def list_readers(tensor: Any) -> list[tuple[Any, int]]:
     """The ops of a graph that read a tensor, each with the number of that input."""
     found = dict.fromkeys(tensor.consumers())
     return [(op, place) for op in found for place, read in enumerate(op.inputs) if read is tensor]

@@ -182,7 +182,7 @@ def reopen_tape(tape: tf.GradientTape) -> Iterator[Callable[[Any], bool]]:
 
 
 def find_resource_spec(tensor: Any) -> tuple[str, tuple[int | None, ...] | None] | None:
-    """Element type and shape of the variable behind a resource tensor."""
+    """Element type and shape of the variable behind a resource tensor; None if they are unknown."""
     data = handle_data_util.get_resource_handle_data(tensor)
     if data is None or not data.is_set or not data.shape_and_type:
         return None
@@ -226,7 +226,7 @@ def read_text_stamp(op: Any, name: str) -> str:
 
 
 def read_number_stamp(op: Any, name: str) -> int | None:
-    """The integer that `stamp_ops` wrote on an op, if any."""
+    """The integer that `stamp_ops` wrote on an op; None if there is none."""
     try:
         return int(op.get_attr(name))
     except ValueError:
@@ -234,7 +234,8 @@ def read_number_stamp(op: Any, name: str) -> int | None:
 
 
 def find_layers_around(op: Any) -> tuple[tuple[str, ...], str]:
-    """The names of the Keras layers whose calls created an op, outermost first, and the file of the innermost.
+    """The names of the Keras layers whose calls created an op, outermost first, and the file in Keras of the innermost;
+    "" if that is not one of Keras's own layers.
 
     Each call opens a name scope; TensorFlow numbers repeated ones.
     """
@@ -255,11 +256,11 @@ _LAYERS, _LAYER_FILE = "/keras/src/layers/", "/keras/src/layers/layer.py"
 
 
 def call_flat(function: Any, tensors: Sequence[Any], captured: Sequence[Any]) -> list[Any]:
-    """Call a ConcreteFunction with its tensors in order, at half the cost of an ordinary call."""
+    """Call a ConcreteFunction with its tensors in order and its captured ones, at half the cost of an ordinary call."""
     return list(function._call_flat(list(tensors), captured) or ())
 
 
-def entry_layer() -> Any:
+def find_entry_layer() -> Any:
     """The outermost running Keras layer call, or None."""
     context = global_state.get_global_attribute("current_call_ctx")
     return None if context is None else context.entry_layer
@@ -285,7 +286,7 @@ def add_variable(layer: Any, name: str, values: Any) -> Any:
 
 
 def list_layers(model: Any) -> list[Any]:
-    """A model and every layer inside it."""
+    """A model and every layer inside it, at any depth."""
     return list(model._flatten_layers())
 
 
@@ -294,7 +295,7 @@ def list_sublayers(layer: Any) -> list[Any]:
     return list(layer._flatten_layers(include_self=False, recursive=False))
 
 
-def nodes_by_depth(function: Any) -> dict[int, list[Any]]:
+def list_nodes_by_depth(function: Any) -> dict[int, list[Any]]:
     """The nodes of a functional model, by depth; of a Sequential, those of the functional model inside it."""
     found: dict[int, list[Any]] = getattr(getattr(function, "_functional", None) or function, "_nodes_by_depth", {})
     return found
@@ -460,7 +461,9 @@ VARIABLE_OVERWRITES = ("assign", "_restore_from_tensors")
 
 
 def find_written_value(value: Any, *args: Any, **kwargs: Any) -> Any:
-    """The value that one of these methods writes: `assign` has it as argument, `_restore_from_tensors` by a name."""
+    """The value that a method of `VARIABLE_OVERWRITES` writes, from its arguments: `_restore_from_tensors` has it in a
+    dict, by a name.
+    """
     return next(iter(value.values())) if isinstance(value, Mapping) else value
 
 

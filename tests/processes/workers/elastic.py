@@ -24,7 +24,7 @@ ROWS, BATCH, STEPS = 48, 8, 6
 
 
 class ResizeRequester(keras.callbacks.Callback):
-    """Requests another number of workers after a step of an epoch of the run."""
+    """Carries out `requests` after steps: requests other numbers of workers, kills a launcher, or waits for workers."""
 
     def __init__(self, path: str, requests: dict[str, list[int]]) -> None:
         super().__init__()
@@ -79,16 +79,15 @@ def train_model(path: str = "", requests: str = "{}") -> None:
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(ROWS, 6)).astype("float32"), draw.normal(size=(ROWS, 1)).astype("float32")
     options = json.loads(requests)
-    is_requester = ResizeRequester(path, options)
-    seen = (x[: 2 * BATCH], y[: 2 * BATCH]) if options.get("validates") else None
+    validation_data = (x[: 2 * BATCH], y[: 2 * BATCH]) if options.get("validates") else None
     history = model.fit(
         x,
         y,
         batch_size=BATCH,
         epochs=3,
         verbose=0,
-        callbacks=[is_requester],
-        validation_data=seen,
+        callbacks=[ResizeRequester(path, options)],
+        validation_data=validation_data,
         validation_batch_size=BATCH,
     )
     report_value("history", history.history)

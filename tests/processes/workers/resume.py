@@ -31,13 +31,13 @@ class StepReporter(keras.callbacks.Callback):
 
     def __init__(self, pause: float) -> None:
         super().__init__()
-        self._rest, self._steps = pause, 0
+        self._pause, self._steps = pause, 0
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        if self._rest:
+        if self._pause:
             self._steps += 1
             report_value("step", self._steps)
-            time.sleep(self._rest)
+            time.sleep(self._pause)
         checkpoints = current_run().checkpoints
         for level in [] if checkpoints is None else checkpoints.levels:
             level.read_part(wait=True)
@@ -99,6 +99,7 @@ def build_copies(codec: Mapping[str, Any] | None = None, **options: Any) -> kera
 
 
 MODELS = {"piped": build_pipeline, "apart": build_local_sgd, "members": build_momentum_exchange}
+"""The models by the kind that an argument names."""
 
 
 def train_model(

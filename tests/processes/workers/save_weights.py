@@ -24,11 +24,11 @@ from whale_nebula.wire.message import SESSION, build_message
 
 def repeat_digest(self: Session, sheet: Mapping[str, Any]) -> Mapping[str, Any]:
     """Receive first, and repeat the other worker's digest."""
-    heard = {peer: link.take(SESSION, 60.0) for peer, link in self.links.items()}
+    hellos = {peer: link.take(SESSION, 60.0) for peer, link in self.links.items()}
     for peer, link in self.links.items():
-        said = {**sheet, "host": heard[peer]["host"]}
-        link.post(build_message(SESSION, "HELLO", **said, doing="nb.init", line="save_weights.py:1"))
-    return heard
+        hello = {**sheet, "host": hellos[peer]["host"]}
+        link.post(build_message(SESSION, "HELLO", **hello, doing="nb.init", line="save_weights.py:1"))
+    return hellos
 
 
 def main(claiming_worker: str, *folders: str) -> None:

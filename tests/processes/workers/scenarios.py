@@ -64,9 +64,9 @@ def report_held_variables(folder: str) -> None:
     """Run `exercise_model`, and report the variables that this process holds after it, and refused reads."""
     here = nb.here()
     report_value("here", {**dataclasses.asdict(here), "runs": {name: here.runs(name) for name in ("c0", "c1")}})
-    model, found = exercise_model(Path(folder))
-    for name, what in found.items():
-        report_value(name, what)
+    model, results = exercise_model(Path(folder))
+    for name, value in results.items():
+        report_value(name, value)
     held = [*model.variables, *model.optimizer.variables]
     report_value("held", {variable.path: list(read_handle(variable).shape) for variable in held})
     layer = model.get_layer("second" if here.runs("c0") else "first")
@@ -285,8 +285,8 @@ def run_file_callbacks(where: str, weights: str) -> None:
 def report_results(cases: str, replicated: str = "") -> None:
     """Report Keras's results of small models in three clusters."""
     nb.init()
-    for extra, place in json.loads(cases):
-        report_value(f"{extra} {place}", three_stage_models.run_case(extra, place, cut=True, replicated=replicated))
+    for feature, stage in json.loads(cases):
+        report_value(f"{feature} {stage}", three_stage_models.run_case(feature, stage, cut=True, replicated=replicated))
     nb.shutdown()
 
 
@@ -327,11 +327,11 @@ def run_ahead(folder: str) -> None:
 def train_on_own_side() -> None:
     """Train a translator on the side of the text that this worker reads."""
     nb.init({"results": "owner", "inputs": INPUTS})
-    left = exercise_translator("source" if nb.here().runs("c0") else "target")
-    function = left.pop("function")
+    results = exercise_translator("source" if nb.here().runs("c0") else "target")
+    function = results.pop("function")
     report_value("function", {name: digest_or_refusal(value) for name, value in function.items()})
-    report_value("predict", digest_or_refusal(left.pop("predict")))
-    for name, value in left.items():
+    report_value("predict", digest_or_refusal(results.pop("predict")))
+    for name, value in results.items():
         report_value(name, value)
 
 

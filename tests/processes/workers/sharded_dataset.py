@@ -1,5 +1,5 @@
-"""Worker: trains on batches of which it reads its own rows, by `fit` and in a loop; reports the results, and which rows
-were parsed_rows. One process trains on whole batches.
+"""Worker: trains on batches of which it reads its own rows, by `fit` and in a loop; reports the results, and how many
+rows were parsed. The reference in one process trains on whole batches.
 """
 
 import sys
@@ -17,6 +17,7 @@ ROWS, BATCH, WIDE = 44, 8, 6
 MICRO_BATCHES = 2
 """One for each replica, so that none moves to a faster replica, and sums have the same order."""
 parsed_rows: list[int] = []
+"""The numbers of the rows that this process has parsed."""
 
 
 def parse_row(number: Any) -> Any:
@@ -114,14 +115,14 @@ def _take_first_column(x: Any) -> Any:
 
 def read_outside_step() -> str:
     """Compute with batches outside a step; returns the error, if tf.data has not made a batch ahead of time."""
-    step, said = nb.function(sum_doubled), ""
+    step, message = nb.function(sum_doubled), ""
     for x, _ in nb.shard(make_batches()).repeat(2):
         step(x)
         try:
             x * 2.0
         except nb.errors.AbsentInputError as error:
-            said = said or str(error)
-    return said
+            message = message or str(error)
+    return message
 
 
 def train_in_different_orders() -> str:

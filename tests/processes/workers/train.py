@@ -219,7 +219,7 @@ def train_large_variables(
 
 
 def save_own_weights(folder: Path, *scopes: contextlib.AbstractContextManager[Any]) -> dict[str, Any]:
-    """The same with `weights: own`, when no process may hold the whole model."""
+    """Like `save_and_use` with `weights: own`, when no process may hold the whole model."""
     model, x, y = train_small_model(*scopes)
     model.save_weights(folder / "kept.weights.h5")
     model.set_weights([np.zeros(weight.shape) for weight in model.weights])
@@ -242,14 +242,14 @@ def train_compressed(*cases: str) -> None:
 class StepReporter(keras.callbacks.Callback):
     """Reports the number of steps, and may pause after each, so that a short training lasts as long as needed."""
 
-    def __init__(self, rest: float = 0.0) -> None:
+    def __init__(self, pause: float = 0.0) -> None:
         super().__init__()
-        self.steps, self.rest = 0, rest
+        self.steps, self.pause = 0, pause
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.steps += 1
         report_value("steps", self.steps)
-        time.sleep(self.rest)
+        time.sleep(self.pause)
 
 
 def train_endlessly() -> None:
@@ -270,8 +270,8 @@ def train_endlessly() -> None:
     sys.exit("the training ended by itself")
 
 
-def train_steps(steps: int, rest: float = 0.0) -> None:
-    """Train this number of steps, and report the results."""
+def train_steps(steps: int, pause: float = 0.0) -> None:
+    """Train this number of steps, with a pause of `pause` seconds after each, and report the results."""
     steps = int(steps)
     inputs = keras.Input((64,))
     with nb.cluster(), nb.pipeline(2):
@@ -283,7 +283,7 @@ def train_steps(steps: int, rest: float = 0.0) -> None:
     model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
     x, y = data(8 * steps, 64), data(8 * steps, 16, seed=1)
     try:
-        history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[StepReporter(float(rest))])
+        history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[StepReporter(float(pause))])
     except NebulaError as failure:
         report_value("error", str(failure))
         raise
@@ -309,27 +309,27 @@ FIT_OPTIONS: Mapping[str, Any] = {"batch_size": 12, "shuffle": False, "verbose":
 
 
 def train_model_by_local_sgd(way: str, seed: int = 1, **options: Any) -> keras.Model:
-    """Train two epochs with validation, and report losses and weights."""
+    """Train a model by local SGD in this way, by default two epochs with validation; report losses and weights."""
     keras.utils.set_random_seed(seed)
     inputs = keras.Input((8,))
     hidden = keras.layers.Dense(1200, activation="tanh")(inputs)
-    made = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Dropout(0.2)(hidden)))
+    model = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Dropout(0.2)(hidden)))
     plain, one_bit = keras.optimizers.SGD(0.002, momentum=0.9), OneBitLamb(0.01, freeze_step=3)
-    made.compile(one_bit if way == "1bit" else plain, "mse")
-    given = {**FIT_OPTIONS, "epochs": 2, "validation_data": (LOCAL_SGD_X, LOCAL_SGD_Y), **options}
+    model.compile(one_bit if way == "1bit" else plain, "mse")
+    fit_options = {**FIT_OPTIONS, "epochs": 2, "validation_data": (LOCAL_SGD_X, LOCAL_SGD_Y), **options}
     with (
         nb.cluster(),
         contextlib.nullcontext() if way == "1bit" else nb.compress(int4=True),
         nb.replica(**LOCAL_SGD_OPTIONS[way]),
     ):
-        history = made.fit(LOCAL_SGD_X, LOCAL_SGD_Y, **given).history
-        meetings = nb.last_report(f"{made.name}.train_step").meetings
+        history = model.fit(LOCAL_SGD_X, LOCAL_SGD_Y, **fit_options).history
+        meetings = nb.last_report(f"{model.name}.train_step").meetings
     report_value(f"{way} meetings", None if meetings is None else [list(meetings.others), meetings.steps])
     report_value(f"{way} chosen", "" if meetings is None else meetings.chosen)
     report_value(f"{way} losses", history["loss"])
     report_value(f"{way} validation", history["val_loss"])
-    report_value(f"{way} weights", digest_tensors(made.get_weights()))
-    return made
+    report_value(f"{way} weights", digest_tensors(model.get_weights()))
+    return model
 
 
 def train_local_sgd(folder: str, *ways: str) -> None:
@@ -340,14 +340,14 @@ def train_local_sgd(folder: str, *ways: str) -> None:
         sys.exit("the training ended by itself")
     first = nb.here().worker == "c0/0"
     for way in ways:
-        made = train_model_by_local_sgd(way, 1 if first else 2)
+        model = train_model_by_local_sgd(way, 1 if first else 2)
         path = Path(folder) / f"{way}.weights.h5"
-        made.save_weights(path)
+        model.save_weights(path)
         with nb.gathered():
-            saved = digest_tensors(made.get_weights())
-        made.set_weights([np.zeros_like(weight) for weight in made.get_weights()])
-        made.load_weights(path)
-        report_value(f"{way} loaded", digest_tensors(made.get_weights()) == saved)
+            saved = digest_tensors(model.get_weights())
+        model.set_weights([np.zeros_like(weight) for weight in model.get_weights()])
+        model.load_weights(path)
+        report_value(f"{way} loaded", digest_tensors(model.get_weights()) == saved)
     weight = tf.Variable([0.0 if first else 5.0])
 
     @nb.function
@@ -394,7 +394,7 @@ def train_momentum_exchange(steps: str, *kinds: str) -> None:
 
 
 HAS_SERVERS = {"lamb": False, "adam": True}
-"""Optimizers, and whether each worker is the server of a part."""
+"""Whether each worker is the server of a part, by optimizer."""
 
 
 # ---------------------------------------------------------------------- boundaries that change

@@ -397,7 +397,7 @@ class ReplicaSums:
         found = {}
         for op, mark in zip(self.ops(fragment), marks, strict=True):
             total = self.add(fragment, op, mark.op.inputs[0])
-            for reader, place in tf_patch.readers(mark):
+            for reader, place in tf_patch.list_readers(mark):
                 tf_private.set_input(reader, place, total)
             found[mark.ref()] = total
         return found
