@@ -81,13 +81,13 @@ print(nb.verify(model, rows[:BATCH], labels[:BATCH]))
 # Weights and optimizer slots of the classifier on each device, by the number of devices.
 
 # %%
-held = []
+sizes = []
 for devices in (2, 3, 4, 8):
     stage = nb.plan(classifier(devices=devices), rows[:BATCH], labels[:BATCH]).stages["split"]
-    held.append((devices, stage.shard_bytes / 1e6))
+    sizes.append((devices, stage.shard_bytes / 1e6))
 whole = 3 * 4 * (128 * CLASSES + CLASSES) / 1e6
 figure, axes = plt.subplots(figsize=(5, 3))
-axes.bar(["1", *(str(devices) for devices, _ in held)], [whole, *(size for _, size in held)])
+axes.bar(["1", *(str(devices) for devices, _ in sizes)], [whole, *(size for _, size in sizes)])
 axes.set_xlabel("devices")
 axes.set_ylabel("weights and slots of the classifier, MB")
 plt.show()
@@ -100,7 +100,7 @@ plt.show()
 
 # %%
 tokens = random.normal(size=(512, 16, 24)).astype("float32")
-wanted = np.sin(3 * tokens[..., :1] * np.sign(tokens[..., 1:2]))
+targets = np.sin(3 * tokens[..., :1] * np.sign(tokens[..., 1:2]))
 inputs = keras.Input((16, 24))
 with nb.cluster(["gpu"]), nb.stage(cluster="gpu"):
     with nb.split(2, axis=0):
@@ -108,7 +108,7 @@ with nb.cluster(["gpu"]), nb.stage(cluster="gpu"):
     outputs = keras.layers.Dense(1)(hidden)
 experts = keras.Model(inputs, outputs)
 experts.compile(keras.optimizers.Adam(3e-3), "mse")
-history = experts.fit(tokens, wanted, batch_size=64, epochs=12, verbose=0).history
+history = experts.fit(tokens, targets, batch_size=64, epochs=12, verbose=0).history
 
 # %%
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3))

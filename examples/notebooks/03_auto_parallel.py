@@ -65,9 +65,8 @@ print(plan.explain())
 # %%
 def plan_for(rate, memory, **limits):
     nb.shutdown()
-    nb.init(
-        {"clusters": {name: {**told, "memory": memory} for name, told in CLUSTERS.items()}}, links=f"{rate}mbit,10ms"
-    )
+    clusters = {name: {**options, "memory": memory} for name, options in CLUSTERS.items()}
+    nb.init({"clusters": clusters}, links=f"{rate}mbit,10ms")
     with nb.auto_parallel(**limits):
         return nb.plan(model, x[:BATCH], y[:BATCH]).predicted.seconds
 

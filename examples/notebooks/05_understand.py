@@ -43,8 +43,8 @@ TASK, LENGTH, WORDS, WIDTH = "opinion", 20, 160, 64
 lines = generated_text(4000)
 words = text.Tokenizer(text.learn_vocabulary(lines, WORDS, fill=True))
 encoder = Encoder(words, LENGTH)
-made = generated_task(TASK, "train", 1024)
-for sentence, label in list(zip(made.first, made.labels, strict=True))[:4]:
+examples = generated_task(TASK, "train", 1024)
+for sentence, label in list(zip(examples.first, examples.labels, strict=True))[:4]:
     print(int(label), sentence)
 
 # %% [markdown]
@@ -69,7 +69,7 @@ weights = bert.get_weights()
 
 # %%
 nb.init(links="60mbit,10ms")
-train = encoder.examples(made)
+train = encoder.examples(examples)
 
 
 def cut(rank):

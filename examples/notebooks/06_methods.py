@@ -38,7 +38,7 @@ x, y = ids[: count * LENGTH].reshape(count, LENGTH), ids[1 : count * LENGTH + 1]
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-class Looks(keras.callbacks.Callback):
+class StepRecorder(keras.callbacks.Callback):
     """Records the seconds, the bytes and the loss of each step."""
 
     def __init__(self):
@@ -61,11 +61,11 @@ nb.init({"clusters": {"gpu": {}, "npu": {}}}, links=LINE, seed=1)
 with nb.cluster(), nb.replica(exchange="1bit"), nb.stage():
     model = transformer(Sizes(vocabulary=WORDS, length=LENGTH, width=64, heads=4, blocks=2))
 model.compile(OneBitLamb(1e-2, 12), loss)
-looks = Looks()
-model.fit(x, y, batch_size=BATCH, steps_per_epoch=40, shuffle=False, verbose=0, callbacks=[looks])
+recorder = StepRecorder()
+model.fit(x, y, batch_size=BATCH, steps_per_epoch=40, shuffle=False, verbose=0, callbacks=[recorder])
 nb.shutdown()
 
-seconds, sent, losses = map(np.array, zip(*looks.steps, strict=True))
+seconds, sent, losses = map(np.array, zip(*recorder.steps, strict=True))
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3))
 left.semilogy(sent / 1e3)
 left.set(xlabel="step", ylabel="kB that crossed")
@@ -93,11 +93,11 @@ nb.plan(model, x[:BATCH], y[:BATCH])
 # %%
 data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x), seed=1)
 data = data.batch(BATCH, drop_remainder=True).repeat().apply(curriculum)
-looks = Looks()
-model.fit(data, steps_per_epoch=50, verbose=0, callbacks=[looks])
+recorder = StepRecorder()
+model.fit(data, steps_per_epoch=50, verbose=0, callbacks=[recorder])
 nb.shutdown()
 
-seconds, sent, losses = map(np.array, zip(*looks.steps, strict=True))
+seconds, sent, losses = map(np.array, zip(*recorder.steps, strict=True))
 lengths = np.array([curriculum.length(step) for step in range(50)])
 for length in np.unique(lengths):
     own = lengths == length
