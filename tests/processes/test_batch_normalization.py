@@ -42,4 +42,4 @@ def test_processes_end_with_the_uncut_model(
 
 def test_more_replicas_than_workers_are_refused(run_and_reference: tuple[FinishedRun, Mapping[str, Any]]) -> None:
     message = run_and_reference[0].get_common(TOO_MANY)
-    assert "stage 's0' has 4 replicas, which need a worker each, but 3 worker(s) exist" in message
+    assert "stage 's0' has 4 replicas, which need a worker each, but its cluster has 3" in message

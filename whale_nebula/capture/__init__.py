@@ -28,12 +28,12 @@ def loss_weight(tensor: Any) -> Any:
 
     trace = current_trace()
     if trace is not None:
-        trace.weights.append(_number(tensor))
+        trace.loss_weights.append(_convert_weight(tensor))
     return tensor
 
 
-def _number(tensor: Any) -> Any:
-    """A value given for a weight: a tensor, or something convertible to one."""
+def _convert_weight(tensor: Any) -> Any:
+    """The argument of `loss_weight` as a tensor; raises if it is not numeric."""
     import tensorflow as tf
 
     try:
@@ -77,7 +77,7 @@ def place(model: Any, mapping: Mapping[str, Any]) -> None:
     >>> list(plan.stages), plan.rows
     (['gpu', 'npu'], (4, 4))
     """
-    made = parse_placement(mapping)
+    placement = parse_placement(mapping)
     from whale_nebula.capture import layer_placement  # a model implies TensorFlow
 
-    layer_placement.place(model, made)
+    layer_placement.place(model, placement)

@@ -1,4 +1,6 @@
-"""Input signatures from the config, so that every process traces the same step, independent of which inputs it has."""
+"""Arguments of a step: specs of inputs from the config, so that every process traces the same step, independent of
+which inputs it has; and keys of other arguments.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,13 @@ from whale_nebula.site import script_site
 
 @dataclass(frozen=True)
 class DeclaredInputs:
-    """Declared shapes and dtypes by input name; `is_single_process` is true if all clusters are in this process.
+    """The shapes and dtypes that the config declares, by input name; `is_single_process` is whether all clusters are in
+    this process.
 
-    >>> declared_specs = DeclaredInputs({"x/target": InputSpec((None, 64), "int32")}, is_single_process=False)
-    >>> declared_specs.expand_argument("x", None)
+    >>> declared = DeclaredInputs({"x/target": InputSpec((None, 64), "int32")}, is_single_process=False)
+    >>> declared.expand_argument("x", None)
     {'target': None}
-    >>> declared_specs.make_placeholder("x/target").shape.as_list()
+    >>> declared.make_placeholder("x/target").shape.as_list()
     [None, 64]
     """
 
@@ -125,10 +128,10 @@ def make_key(leaf: Any) -> Hashable:
     return (type(leaf), leaf) if isinstance(leaf, _VALUES) else IdentityKey(leaf)
 
 
-def alive(keys: tuple[Hashable, ...]) -> bool:
-    """Whether a call with these keys is still possible.
+def are_alive(keys: tuple[Hashable, ...]) -> bool:
+    """Whether the objects of these keys (`make_key`) still exist, so that a call with them is possible.
 
-    >>> alive((make_key(1), make_key([])))
+    >>> are_alive((make_key(1), make_key([])))
     True
     """
     return all(key.alive for key in keys if isinstance(key, IdentityKey))
@@ -136,9 +139,10 @@ def alive(keys: tuple[Hashable, ...]) -> bool:
 
 @contextlib.contextmanager
 def explain_missing_target(call: str, model: Any, batch: Sequence[Any]) -> Iterator[None]:
-    """Context around the trace of a train step for `call`.
+    """Context around the trace of a train step for `call`, such as "nb.plan": an error that follows from a missing y,
+    or from a batch in one tuple, is replaced by one that says so.
 
-    Only an error is replaced: a model with only losses of its own needs no y, and its x may be a tuple.
+    The call is not refused in advance: a model with only losses of its own needs no y, and its x may be a tuple.
     """
     try:
         yield

@@ -93,7 +93,7 @@ def singular_vectors(kernel: np.ndarray, rank: int) -> np.ndarray:
 
 
 def find_linear(tensor: Any) -> Linear | None:
-    """The linear layer that produces a tensor; for a sum of several, the one that ran last."""
+    """The linear layer that produces a tensor; for a sum of several, the one that ran last; None if there is none."""
     columns = tensor.shape[-1]
     found = [each for each in _find_products(tensor, (), 1.0) if each.kernel.shape[-1] == columns]
     numbers = {op.name: number for number, op in enumerate(tensor.graph.get_operations())}
@@ -176,7 +176,9 @@ class Home(NamedTuple):
 
 @dataclass
 class Bottlenecks:
-    """The bottlenecks of one trace of a step. Tensors are looked up by reference.
+    """The bottlenecks of one trace of a step. Tensors are looked up by reference: `homes` caches their origins,
+    `projected` has their bottleneck and projection, `entered` what a stage reads instead. `differentiated` are the ids
+    of the handles of which gradients are requested.
 
     `owner` has the bottlenecks of tensors that cross outside any layer's call: the model of the step, if any.
     """
@@ -198,15 +200,15 @@ class Bottlenecks:
         """Add a note on a crossing to the report and the plan, once."""
         self.notes[sentence] = None
 
-    def number(self, call: str, producer: str) -> int:
-        """The number of tensors of this stage that have already crossed in the same call of a layer."""
+    def take_number(self, call: str, producer: str) -> int:
+        """Number a tensor of stage `producer` that crosses in this call of a layer, from 0 on."""
         self.counts[call, producer] = self.counts.get((call, producer), -1) + 1
         return self.counts[call, producer]
 
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """Owner of one tensor's variables: the layer, and the prefix of their names.
+    """The variables of one tensor's basis: the layer that owns them, and the prefix of their names.
 
     `factors` are their initial values, computed when the first of them is created; by default an orthonormal basis.
     """
@@ -216,18 +218,18 @@ class Bottleneck:
     factors: Callable[[], Factors] | None = None
 
     def get_down(self, columns: int, rank: int, frame: Frame) -> Any:
-        """The variable that the producer's stage reads."""
+        """The variable that the producer's stage reads, created on first use."""
         return self._get_variable(f"{self.name}_down", (columns, rank), lambda: self._vectors(columns, rank).T, frame)
 
     def get_up(self, consumer: str, columns: int, rank: int, frame: Frame) -> Any:
-        """The variable that a consumer's stage reads."""
+        """The variable that a consumer's stage reads, created on first use, with its offset if there is one."""
         name = f"{self.name}_{to_identifier(consumer)}"
         is_new = f"{name}_up" not in bottleneck_variables_of(self.owner)
-        made = self._get_variable(f"{name}_up", (rank, columns), lambda: self._vectors(columns, rank), frame)
+        up = self._get_variable(f"{name}_up", (rank, columns), lambda: self._vectors(columns, rank), frame)
         offset = self.factors().offset if is_new and self.factors is not None else None
         if offset is not None:
             self._get_variable(f"{name}_offset", (columns,), lambda: offset, frame)
-        return made
+        return up
 
     def offset(self, consumer: str) -> Any:
         """The variable that a consumer's stage adds, if the tensor's layer has a bias; created with `up`."""
@@ -275,7 +277,7 @@ def find_bottleneck(
         )
     for each in (owner, bottlenecks.owner):
         _check_optimizer(each, owner, frame)
-    number = bottlenecks.number(call, producer)
+    number = bottlenecks.take_number(call, producer)
     return Bottleneck(owner, f"bottleneck_{to_identifier(producer)}" + (f"_{number}" if number else ""), factors)
 
 
@@ -315,8 +317,8 @@ def make_orthonormal(name: str, columns: int, rank: int) -> np.ndarray:
     """
     text = f"{name} {columns} {rank}".encode()
     seed = int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
-    drawn = np.random.Generator(np.random.PCG64(seed)).standard_normal((columns, rank))
-    basis, upper = np.linalg.qr(drawn)
+    matrix = np.random.Generator(np.random.PCG64(seed)).standard_normal((columns, rank))
+    basis, upper = np.linalg.qr(matrix)
     return np.asarray(basis * np.sign(np.diag(upper)), np.float32)
 
 

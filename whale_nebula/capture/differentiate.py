@@ -91,7 +91,7 @@ def _label_stages(trace: Tracing, operations: Sequence[Any]) -> dict[str, int]:
     fixed = {numbers[name]: stage for name, stage in trace.labels.items()}
     skip = frozenset(numbers[name] for r in trace.requests for name in r.backward)
     found = label_ops(
-        graph, list(trace.entered_scopes.stages), fixed=fixed, skip=skip, bound=bound_ops(trace, graph, numbers)
+        graph, list(trace.entered_scopes.stages), fixed=fixed, skip=skip, bound=bind_ops(trace, graph, numbers)
     )
     if not trace.requests:  # later requests may belong to another phase, which may begin at the first stage again
         check_order(
@@ -101,7 +101,7 @@ def _label_stages(trace: Tracing, operations: Sequence[Any]) -> dict[str, int]:
     return {names[index]: stage for index, stage in found.items()}
 
 
-def bound_ops(trace: Tracing, graph: Graph, numbers: Mapping[str, int]) -> dict[int, frozenset[int]]:
+def bind_ops(trace: Tracing, graph: Graph, numbers: Mapping[str, int]) -> dict[int, frozenset[int]]:
     """The ops that read an input which some clusters do not have, each with the stages that may run it."""
     homes = {} if trace.assignment is None else trace.assignment.homes
     leaves = [numbers[leaf.op.name] for leaf in trace.leaves] if homes else []
@@ -110,7 +110,11 @@ def bound_ops(trace: Tracing, graph: Graph, numbers: Mapping[str, int]) -> dict[
 
 @dataclass
 class _Region:
-    """The part of the trace between targets and sources, stage by stage."""
+    """The part of the trace between the targets and sources of a request, differentiated stage by stage.
+
+    `reachable_tensors` depend on a source, so that gradients flow through them; `local_gradients` are the boundaries
+    whose gradient each stage computes itself.
+    """
 
     trace: Tracing
     operations: Sequence[Any]
@@ -129,10 +133,10 @@ class _Region:
         for op in self.operations:
             if any(tensor.ref() in self.reachable_tensors for tensor in op.inputs):
                 ours = op.name in self.trace.grown
-                local_gradients = (
+                followed = (
                     t for t in op.outputs if ours or t.dtype in (tf.variant, tf.resource) or self.is_followed(t)
                 )
-                self.reachable_tensors.update(t.ref() for t in local_gradients)
+                self.reachable_tensors.update(t.ref() for t in followed)
 
     def rank_operations(self, targets: Sequence[Tensor]) -> dict[Any, int]:
         """The ops between targets and sources in the order in which a tape visits them: an op follows its readers."""
@@ -164,23 +168,23 @@ class _Region:
             own = [(t, s) for t, s in own if t.ref() in self.reachable_tensors]
             arrived = [(t, f) for ref, f in incoming.items() if self._stage(t := ref.deref()) == stage]
             if own or arrived:
-                self._stage_backward(stage, own + arrived, incoming)
+                self._differentiate_stage(stage, own + arrived, incoming)
 
     def _stage(self, tensor: Tensor, default: int = 0) -> int:
-        """The stage of a tensor; None for inputs, variables and constants, which belong to their readers."""
+        """The number of a tensor's stage; `default` for inputs, variables and constants, which have none."""
         return self.trace.labels.get(tensor.op.name, default)
 
-    def _stage_backward(self, stage: int, ends: list[tuple[Tensor, Tensor]], incoming: dict[Any, Tensor]) -> None:
+    def _differentiate_stage(self, stage: int, ends: list[tuple[Tensor, Tensor]], incoming: dict[Any, Tensor]) -> None:
         boundaries, stops, inside = self._walk_stage(stage, [t for t, _ in ends])
         flowing = [
             t for t in boundaries if t.ref() in self.reachable_tensors and (t.dtype.is_floating or t.dtype.is_complex)
         ]
         self._check_lists(stage, boundaries)
-        wanted = [(n, s) for n, s in enumerate(self.sources) if s.ref() in inside and self._stage(s, stage) == stage]
+        requested = [(n, s) for n, s in enumerate(self.sources) if s.ref() in inside and self._stage(s, stage) == stage]
         before = len(self.trace.graph.get_operations())
         found = gradients.differentiate(
             [t for t, _ in ends],
-            flowing + [s for _, s in wanted],
+            flowing + [s for _, s in requested],
             [s for _, s in ends],
             [*boundaries, *stops],
             self.order,
@@ -189,7 +193,7 @@ class _Region:
         for tensor, gradient in zip(flowing, found[: len(flowing)], strict=True):
             if gradient is not None:
                 self._send_gradient(stage, tensor, tf.convert_to_tensor(gradient), incoming)
-        for (number, _), gradient in zip(wanted, found[len(flowing) :], strict=True):
+        for (number, _), gradient in zip(requested, found[len(flowing) :], strict=True):
             if gradient is not None:
                 self.request.parts += [(stage, number, term) for term in _split_terms(gradient)]
 
@@ -206,7 +210,9 @@ class _Region:
                 )
 
     def _walk_stage(self, stage: int, ends: list[Tensor]) -> tuple[list[Tensor], list[Tensor], set[Any]]:
-        """Walk back from `ends` within a stage; returns boundary inputs, where the tape stopped, and inner ops."""
+        """Walk back from `ends` within a stage; returns boundary inputs, the tensors at which the tape stopped, and
+        references to all tensors that were reached.
+        """
         boundaries: dict[Any, Tensor] = {}
         stops: dict[Any, Tensor] = {}
         inside: set[Any] = {t.ref() for t in ends}
@@ -373,7 +379,11 @@ def _answer_request(
 
 
 def _is_outermost(trace: Tracing, tape: tf.GradientTape) -> bool:
-    """Whether a request is outermost, not in our own differentiation, a body, another tape, or an invalid call."""
+    """Whether a request is in none of these: our own differentiation, a body, another tape that records. Stops the
+    tape.
+
+    A request to a tape that is not open is left to TensorFlow, which raises.
+    """
     if trace.flags.busy or tf.compat.v1.get_default_graph() is not trace.graph or not tf_private.is_tape_open(tape):
         return False
     tf_private.stop_tape(tape)
@@ -404,14 +414,14 @@ def enter_tape(tape: tf.GradientTape) -> tf.GradientTape:
     return _original_enter(tape)
 
 
-def note_scope(outputs: Sequence[Tensor]) -> None:
+def record_name_scope(outputs: Sequence[Tensor]) -> None:
     """Record the name scope of an op that a tape may record."""
     trace = current_trace()
     if trace is not None and outputs and outputs[0].graph is trace.graph:
         trace.scopes[outputs[0].op.name] = gradients.get_name_scope()
 
 
-def note_mask(tensor: Any, mask: Any) -> None:
+def record_mask(tensor: Any, mask: Any) -> None:
     """Record the Keras mask of a tensor, which marks the rows that count."""
     trace = current_trace()
     if trace is not None:

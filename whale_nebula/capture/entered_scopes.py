@@ -43,10 +43,10 @@ REPLICA, SPLIT_STAGE = "replica", "split"
 
 @dataclass
 class EnteredScopes:
-    """The scopes of each kind in a trace. `around` are those that enclose the whole step, `outer` is the first one that
-    contains stages. `stage_texts` has for each stage the text of its scope, with its line, and the clusters that may
-    run it (empty: any). If a planner has `decided` everything, scopes only group ops. `step_options` replace options of
-    scopes.
+    """The scopes of each kind in a trace. `around` are those that enclose the whole step, `outer` is the first
+    `nb.cluster`, `nb.replica` or `nb.pipeline` that is entered. `stage_texts` has for each stage the text of its scope,
+    with its line, and the clusters that may run it (empty: any). If a planner has `decided` everything, scopes only
+    group ops. `step_options` replace options of scopes.
     """
 
     around: tuple[Frame, ...] = field(default_factory=open_frames)
@@ -80,7 +80,7 @@ class EnteredScopes:
         return self.pipeline.micro_batch > 1 or self.replicas.has_several
 
     def stage_of(self, frame: Frame) -> str:
-        """The key of a stage's frame, in order of first entry. A stage without a cluster keeps its earlier one.
+        """Record the entry of a stage and return its key. A stage without a cluster keeps its earlier one.
 
         Stages outside any block may belong to several programs: only here it is known whether two entries are in the
         same one.
@@ -152,10 +152,12 @@ class EnteredScopes:
         self.replicas.splits.setdefault(key or "stage0", frame)
         if stage is None and replica_of(open_now) is None:
             self.sibling_splits.append(frame)
-        return find_number(self.splits, frame)
+        return number_scope(self.splits, frame)
 
-    def find_siblings(self) -> bool:
-        """Whether the step has no `nb.stage`, but an `nb.split` next to an `nb.replica`, which are then its stages."""
+    def add_sibling_stages(self) -> bool:
+        """Add a stage for an `nb.replica` and one for an `nb.split` next to it, in a step without `nb.stage`; returns
+        whether the step has these stages.
+        """
         copied = self.replicas.entered
         if not self.stages and self.sibling_splits and copied and self.replicas.local_sgd is None:
             home = self.replicas.home
@@ -208,8 +210,8 @@ def _describe_stage(frame: Frame) -> str:
     return f"nb.stage({', '.join(options)}) at {frame.site}"
 
 
-def find_number(entered: list[Frame], frame: Frame) -> int:
-    """The number of a scope among those of its kind, the same at every entry."""
+def number_scope(entered: list[Frame], frame: Frame) -> int:
+    """The number of a scope among those of its kind in `entered`, the same at every entry; a new one is added."""
     if frame not in entered:
         entered.append(frame)
     return entered.index(frame)
@@ -246,7 +248,7 @@ class Replicas:
 
     @property
     def all(self) -> Sequence[Frame]:
-        """All replica scopes, the one around the step last."""
+        """All replica scopes: those entered in the step, then the one around it."""
         return [*self.entered, *([self.around] if self.around is not None else [])]
 
     def enter(self, frame: Frame) -> None:
@@ -326,7 +328,7 @@ class Replicas:
             alone = Stage("stage0", self.home)
             count = self._count_replicas(alone, frame, 1)
             where = str(frame.site) if frame and (count > 1 or self.local_sgd) else ""
-            return [_set_shards(replace(alone, where=where, replicas=count), frame)]
+            return [_apply_shard_option(replace(alone, where=where, replicas=count), frame)]
         if self.local_sgd is not None:
             stages = [replace(stage, cluster=self.home) for stage in stages]
         idle = next((frame for frame in self.entered if frame not in self.nonempty_frames), None)
@@ -341,7 +343,7 @@ class Replicas:
         around = [self.frames_by_stage.get(stage.key) for stage in stages]
         inside = Counter((frame, stage.cluster) for frame, stage in zip(around, stages, strict=True))
         return [
-            _set_shards(
+            _apply_shard_option(
                 replace(stage, replicas=self._count_replicas(stage, frame, inside[frame, stage.cluster])), frame
             )
             for frame, stage in zip(around, stages, strict=True)
@@ -366,12 +368,12 @@ class Replicas:
 
 
 def _count(frame: Frame | None) -> int:
-    """The number that a scope specifies; 0 if it depends on the cluster."""
+    """The number of replicas that a scope specifies; 0 if it depends on the cluster, 1 without a scope."""
     return 1 if frame is None else int(frame.options["count"] or 0)
 
 
-def _set_shards(stage: Stage, frame: Frame | None) -> Stage:
-    """The stage with the number of parts of its replicas' variables."""
+def _apply_shard_option(stage: Stage, frame: Frame | None) -> Stage:
+    """The stage with the parts of optimizer slots and gradients (`shard=`) of its replica scope."""
     shard = None if frame is None else frame.options.get("shard")
     return replace(stage, shared_slots=shard is not None, shared_gradients=shard == "gradients")
 
@@ -445,7 +447,7 @@ def stamp_readers(graph: Graph, assignment: Assignment, paths: Mapping[int, str]
     ops, seen = list(graph.ops), Counter[str]()
     keys = {stage.key: number for number, stage in enumerate(assignment.stages)}
     inside = {op.index for op in ops} if forward is None else forward
-    wanted: dict[int, str] = {}
+    key_by_op: dict[int, str] = {}
     last_stages = [-1] * len(ops)  # the last stage whose results an op reads, directly or not, or its own
     for op in graph.ops:
         path = paths.get(op.inputs[0].op) if is_read(op) and op.inputs else None
@@ -457,10 +459,10 @@ def stamp_readers(graph: Graph, assignment: Assignment, paths: Mapping[int, str]
             values = op.values if not op.type.startswith("ResourceGather") else ()
             readers = [reader.index for value in values for reader in graph.consumers(value)]
             for index in inside.intersection([op.index, *readers]):
-                wanted[index] = max(key, wanted.get(index, key), key=keys.__getitem__)
+                key_by_op[index] = max(key, key_by_op.get(index, key), key=keys.__getitem__)
         last = max((last_stages[value.op] for value in op.inputs), default=-1)
-        if op.stage is None and op.index in wanted and keys[wanted[op.index]] >= last:
-            ops[op.index] = replace(op, stage=wanted[op.index])
+        if op.stage is None and op.index in key_by_op and keys[key_by_op[op.index]] >= last:
+            ops[op.index] = replace(op, stage=key_by_op[op.index])
         last_stages[op.index] = keys.get(ops[op.index].stage or "", last)
     return replace(graph, ops=tuple(ops))
 

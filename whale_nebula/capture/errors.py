@@ -1,5 +1,5 @@
-"""Translate errors raised during a trace: what failed, on which line of the user's code, why, and what to write
-instead.
+"""Translate errors that are raised during a trace: what failed, on which line of the user's code, why, and what to
+write instead.
 
 Errors of this package and of the user's own code are raised unchanged, though TensorFlow wraps them. Errors of
 TensorFlow and Keras become errors of this package that are also of the same Python type (a ValueError stays one).
@@ -24,7 +24,7 @@ import tensorflow as tf
 from whale_nebula.capture.mirror import find_origin, is_library_file
 from whale_nebula.capture.tracing import Tracing
 from whale_nebula.errors import CaptureError, DataDependentError, NebulaError, StaticBatchError
-from whale_nebula.passes.rules.verdict import free
+from whale_nebula.passes.rules.verdict import free_row_count
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
 
@@ -69,7 +69,7 @@ class RaisedError:
 
     @cached_property
     def place(self) -> Place | None:
-        """The innermost line of the user's code that led to it."""
+        """The innermost line of the user's code that led to the error, as (file, line); None if there is none."""
         named = [(file, int(line)) for file, line in re.findall(r'File "(.+?)", line (\d+)', str(self.error))]
         for places in [*map(_frames, self.chain), named]:
             for file, line in reversed(places):
@@ -84,7 +84,7 @@ class RaisedError:
 
     @property
     def source(self) -> str:
-        """The text of that source line."""
+        """The text of the source line; "" if it is not in user code."""
         return "" if self.place is None else linecache.getline(*self.place).strip()
 
     @cached_property
@@ -137,8 +137,8 @@ class FixedReshape(NamedTuple):
 
     @property
     def mend(self) -> str:
-        """The change of that line."""
-        return f"tf.reshape(x, {free(self.sizes, self.op.inputs[0].shape.as_list())})"
+        """The corrected reshape."""
+        return f"tf.reshape(x, {free_row_count(self.sizes, self.op.inputs[0].shape.as_list())})"
 
     def error(self) -> StaticBatchError:
         """The error of a trace that needs sizes that the reshape leaves unknown."""
@@ -226,11 +226,11 @@ def _translate_error(raised: RaisedError, graph: Any, specs: TensorSpecs) -> Neb
             "Python code reads the value of a tensor",
             where=raised.line,
             why=f"a tensor has no value while the step is captured: {first}",
-            mend=_LOOP_FIX if loops else next((way for phrase, way in _FIXES.items() if phrase in raised.text), None),
+            mend=_LOOP_FIX if loops else next((fix for phrase, fix in _FIXES.items() if phrase in raised.text), None),
         )
     for phrase, (what, why, mend) in _UNSUPPORTED.items() if translated is None else ():
         if phrase in raised.text:
-            return _name_kind(raised)(what, where=raised.line, why=why.format(raised.sentence), mend=mend)
+            return _choose_error_class(raised)(what, where=raised.line, why=why.format(raised.sentence), mend=mend)
     return translated if translated is not None or raised.is_deliberate else _explain_refusal(raised, specs)
 
 
@@ -307,7 +307,7 @@ def _explain_refusal(raised: RaisedError, specs: TensorSpecs) -> CaptureError:
     # a tensor with one axis is assumed to be batched, which may be wrong: the state of an environment, for example
     rows = [f'"{name}"' for name, spec in specs if spec.shape.rank == 1 and spec.shape[0] is None]
     whole = f"\nor, if an argument with one axis is not a batch: @nb.function(whole=({', '.join(rows)},))"
-    return _name_kind(raised)(
+    return _choose_error_class(raised)(
         f"the step cannot be traced: {raised.sentence}",
         where=raised.line,
         why=f"it raised {type(raised.origin).__name__}; the arguments of the step are {names or 'no tensors'}",
@@ -318,12 +318,14 @@ def _explain_refusal(raised: RaisedError, specs: TensorSpecs) -> CaptureError:
 _PYTHON_KINDS = frozenset({"ValueError", "TypeError", "AttributeError", "KeyError", "IndexError", "RuntimeError"})
 
 
-def _name_kind(raised: RaisedError) -> Callable[..., CaptureError]:
+def _choose_error_class(raised: RaisedError) -> Callable[..., CaptureError]:
     """A subclass of CaptureError and of the Python type that was raised, so that `except ValueError` still works."""
-    return _make_kind(next((kind for kind in type(raised.error).__mro__ if kind.__name__ in _PYTHON_KINDS), Exception))
+    return _make_error_class(
+        next((kind for kind in type(raised.error).__mro__ if kind.__name__ in _PYTHON_KINDS), Exception)
+    )
 
 
 @cache
-def _make_kind(python: type) -> type[CaptureError]:
+def _make_error_class(python: type) -> type[CaptureError]:
     body = {"__doc__": CaptureError.__doc__, "__module__": CaptureError.__module__}
     return type("CaptureError", (CaptureError, python), body)

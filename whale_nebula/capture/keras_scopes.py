@@ -112,9 +112,9 @@ one.
 
 
 def watch_config(operation: Any) -> None:
-    """Watch for the config of this layer or operation, which was called under scopes."""
+    """Call `warn_of_copy` when the config of this layer or operation, which was called under scopes, is read."""
     if not hasattr(operation.get_config, "nebula_watched"):
-        tf_private.call_on_config(operation, find_copy_by_user)
+        tf_private.call_on_config(operation, warn_of_copy)
         operation.get_config.nebula_watched = True
 
 
@@ -136,8 +136,8 @@ def warn_if_copy(model: Any) -> None:
         )
 
 
-def find_copy_by_user() -> None:
-    """Warn of a copy that is being created or saved, at the outermost Keras call that copies a whole model."""
+def warn_of_copy() -> None:
+    """Warn if a running Keras call copies or saves a model with scopes; called when a config of it is read."""
     calls = [call for call in tf_private.list_keras_calls() if isinstance(call.first_argument, keras.Model)]
     found = next((call for call in reversed(calls) if call.name in _COPYING_FUNCTIONS), None)
     saved = found is not None and found.name == "save_model"
@@ -178,7 +178,7 @@ class _Local(threading.local):
     sequential: Any = None
     """The functional model inside the running Sequential: its layers have the scopes, not its nodes."""
     tagged: Any = None
-    """The node, or layer, that runs next."""
+    """The node, or the layer of a Sequential, that runs next."""
 
 
 _LOCAL = _Local()
@@ -241,7 +241,7 @@ def _watch_node(node: Any, frames: Frames, *, tagged: bool) -> None:
     def note_arguments(arguments: Any) -> None:
         leaves = tf.nest.flatten(arguments)
         if tagged and any(isinstance(leaf, keras.KerasTensor) for leaf in leaves):
-            find_copy_by_user()  # it runs to create a clone, which may share layers without their config
+            warn_of_copy()  # it runs to create a clone, which may share layers without their config
         if stage is not None and any(isinstance(leaf, tf.Tensor) for leaf in leaves):
             _warn_if_eager(stage, has_learned_basis)
 
@@ -255,15 +255,15 @@ def _warn_if_eager(stage: Frame, has_learned_basis: bool) -> None:
     code = find_code_kind()
     if code is not None and (not tf.executing_eagerly() or tf_private.is_tape_recording() or has_learned_basis):
         place = script_site()
-        then = f"so the scopes around the construction of the model, at {stage.site}, have no effect"
-        then += ", and no tensor is projected on its learned basis" * has_learned_basis
-        warn_eager(stage, code, then, where=place, program=place)
+        consequence = f"so the scopes around the construction of the model, at {stage.site}, have no effect"
+        consequence += ", and no tensor is projected on its learned basis" * has_learned_basis
+        warn_eager(stage, code, consequence, where=place, program=place)
 
 
 # ---------------------------------------------------------------------- models with scopes
 @contextlib.contextmanager
 def forbid_scopes() -> Iterator[None]:
-    """Run code that should enter no scope: the first one entered raises `ScopeEntered`."""
+    """Context of code that should enter no scope: the first one entered raises `ScopeEntered`."""
     before = _LOCAL.forbid_scopes
     _LOCAL.forbid_scopes = True
     try:
@@ -278,7 +278,9 @@ def mark_scoped(model: Any) -> None:
 
 
 def record_entry() -> None:
-    """Record that a scope is entered: outside a trace, the running layer is marked as entering scopes."""
+    """Record that a scope is entered: outside a trace, the running layer is marked as entering scopes. Raises
+    `ScopeEntered` inside `forbid_scopes`.
+    """
     if current_trace() is not None:
         return
     layer = tf_private.find_entry_layer()
@@ -295,8 +297,10 @@ def has_scopes(model: Any) -> bool:
 
 
 # ---------------------------------------------------------------------- while a step is traced
-def find_operation(function: Any, node: Any) -> Any:
-    """The operation of a node, wrapped in the node's scopes; Keras calls this for each node before its operation."""
+def note_next_node(function: Any, node: Any) -> Any:
+    """Replacement of `Function._get_operation_for_node`, which Keras calls for each node before it runs: note the node
+    (or the layer of a Sequential) whose scopes `run_graph` opens.
+    """
     _LOCAL.tagged = node.operation if _LOCAL.sequential is function else node
     return _operation_for(function, node)
 

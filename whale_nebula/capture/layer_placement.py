@@ -22,7 +22,7 @@ from whale_nebula.tf import private as tf_private
 
 
 class LayerPath(NamedTuple):
-    """A place of a layer in its model; a shared layer has several."""
+    """A path of a layer in its model; a shared layer has several."""
 
     path: str
     layer: Any
@@ -64,7 +64,7 @@ _changes = 0
 
 @dataclass(frozen=True, slots=True)
 class LayerHome:
-    """A layer at one of its places, with the rule that matches it or an enclosing layer."""
+    """A layer at one of its paths, with the rule that matches it or an enclosing layer."""
 
     spot: LayerPath
     rule: Rule | None
@@ -78,14 +78,14 @@ class LayerHome:
 
 @dataclass(frozen=True, slots=True)
 class LayerHomes:
-    """All layers of a placed model, and the rules that matched no layer."""
+    """All layers of a placed model at all their paths, and the rules that matched no layer."""
 
     homes: tuple[LayerHome, ...]
     unmatched: tuple[Rule, ...]
 
 
 def place(model: Any, placement: Placement) -> None:
-    """Register the rules for a model's layers, replacing earlier ones; an empty placement removes them."""
+    """Register the map of a model's layers, which replaces an earlier one; an empty map removes it."""
     global _changes
     if not isinstance(model, tf_private.KerasLayer):
         raise OptionError(
@@ -97,11 +97,11 @@ def place(model: Any, placement: Placement) -> None:
     found = match_rules(model, placement)
     # layers that are not built yet may create others
     if found.unmatched and all(layer.built for layer in (model, *(spot.layer for spot in list_layer_paths(model)))):
-        raise explain_no_match(model, placement, found.unmatched[0])
+        raise no_match_error(model, placement, found.unmatched[0])
     paths = [spot.path for spot in list_layer_paths(model)]
     idle = [rule for rule in placement.splits if not any(map(rule.pattern.fullmatch, paths))]
     if idle and model.built:
-        raise explain_no_match(model, placement, idle[0])
+        raise no_match_error(model, placement, idle[0])
     _changes += 1
     if placement.rules or placement.splits:
         _placed[model] = placement
@@ -158,7 +158,7 @@ _SHOWN = 8
 _TAILS = ("(/.*)?", "/.*", "/.+", ".*", "/")
 
 
-def explain_no_match(model: Any, placement: Placement, rule: Rule | SplitRule) -> PlacementError:
+def no_match_error(model: Any, placement: Placement, rule: Rule | SplitRule) -> PlacementError:
     """The error for a pattern that no layer's path matches."""
     paths = list(dict.fromkeys(spot.path for spot in list_layer_paths(model)))
     pattern = rule.pattern.pattern
@@ -229,7 +229,7 @@ class Places:
 
     @contextlib.contextmanager
     def enter_layer(self, trace: Tracing, layer: Any) -> Iterator[None]:
-        """Context around one call of a layer."""
+        """Context around one call of a layer: enters the stage and the split that maps give it."""
         homes = self.homes.get(id(layer), [])
         self.called_placements.update(home.placement for home in homes)
         if id(layer) in self.models:
@@ -304,7 +304,7 @@ class Places:
                 continue
             found = match_rules(model, placement)
             if found.unmatched:
-                raise explain_no_match(model, placement, found.unmatched[0])
+                raise no_match_error(model, placement, found.unmatched[0])
             for home in found.homes:
                 if home.rule is not None and id(home.spot.layer) in self.unplaced_layers:
                     raise PlacementError(

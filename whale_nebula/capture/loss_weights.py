@@ -1,4 +1,4 @@
-"""Initial weights of gradients, so that the sum over micro-batches is the gradient of the whole batch.
+"""Weights of the seeds of gradients, so that the sum over micro-batches is the gradient of the whole batch.
 
 With one micro-batch the weight is one. With several, it is one for a target that is a sum over the batch, the
 micro-batch's share of the rows for a mean, and the square of that share for a quotient by the number of rows. Other
@@ -21,7 +21,7 @@ from whale_nebula.errors import BatchCoupledError
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Graph
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.replicas import Where, find_batch_sum_error
-from whale_nebula.passes.rules import SHAPE_ONLY_OPS, Fold, Folding, fold, verdict
+from whale_nebula.passes.rules import SHAPE_ONLY_OPS, Fold, Folding, coupling_error, fold
 from whale_nebula.passes.rules.registry import AFTER, SHAPE
 from whale_nebula.passes.rules.verdict import list_batch_fixes
 from whale_nebula.site import script_site
@@ -113,12 +113,12 @@ Tensor = Any
 
 
 def weight_seeds(trace: Tracing, targets: Sequence[Tensor], seeds: Sequence[Any]) -> list[Tensor]:
-    """The weighted seeds of the targets' gradients."""
+    """The seeds of the gradients of `targets` (None: ones), weighted for micro-batches."""
     weighed = [tf.ones_like(target) if seed is None else seed for target, seed in zip(targets, seeds, strict=True)]
     if not trace.entered_scopes.is_cut:
         return weighed
     times = [1] * len(weighed)
-    if not trace.weights:
+    if not trace.loss_weights:
         replace_batch_sizes(trace)
         times = [_SHARE_EXPONENTS.get(kind, 0) for kind in _classify_targets(trace, targets)]
     for number, each in enumerate(times):
@@ -138,7 +138,7 @@ def check_overwritten(trace: Tracing, sources: Sequence[Any]) -> None:
             f"micro-batches would change the value of {name!r}: the optimizer overwrites it with its gradient",
             where=str(script_site()),
             why="the gradients of micro-batches are added up, and this one is no gradient but the variable's next "
-            "value, which its layer makes of the rows of a batch (overwrite_with_gradient=True, as float8 has)",
+            "value, which its layer computes from the rows of a batch (overwrite_with_gradient=True, used for float8)",
             mends=(
                 list_batch_fixes(
                     trace.entered_scopes.pipeline.micro_batch, copied=trace.entered_scopes.replicas.has_several
@@ -153,7 +153,9 @@ _MIXED = "its entries are of different kinds: some grow with the number of rows,
 
 
 def _classify_targets(trace: Tracing, targets: Sequence[Tensor]) -> list[str]:
-    """The fold of each target, after adding sums over replicas if a count of the whole batch is needed."""
+    """The kind of the fold of each target; counts and sums of a micro-batch are scaled to the whole batch first where a
+    target needs that (`Folding.grows`). Raises for a target that micro-batches would change.
+    """
     folding, graph, operations, values = _fold_targets(trace, targets)
     if folding.grows:
         # ops that read a micro-batch's count or sum get it scaled to the whole batch
@@ -165,13 +167,15 @@ def _classify_targets(trace: Tracing, targets: Sequence[Tensor]) -> list[str]:
             tf_private.set_input(operations[consumer], position, grown)
         folding, graph, operations, values = _fold_targets(trace, targets)
     kinds: list[str] = []
-    lines = list_batch_fixes(
+    batch_fixes = list_batch_fixes(
         trace.entered_scopes.pipeline.micro_batch, copied=trace.entered_scopes.replicas.has_several
     )
     for value in values:
         state = folding.fold_of(value)
         one = Fold(AFTER, blame=value.op, reason=_MIXED) if state.kind == SHAPE else state
-        refusal = verdict(one, graph, where=lambda number: find_origin(operations[number]), lines=lines)
+        refusal = coupling_error(
+            one, graph, where=lambda number: find_origin(operations[number]), batch_fixes=batch_fixes
+        )
         if refusal is not None and trace.entered_scopes.pipeline.coupled != "allow":
             raise refusal
         kinds.append("mean" if refusal is not None else state.kind)
@@ -188,7 +192,7 @@ _GRADIENT = "NebulaReplicaSum"
 
 
 def sum_over_replicas(trace: Tracing, part: Any) -> Any:
-    """The sum of a value over all replicas."""
+    """The sum of a value over all replicas; its gradient is summed as well."""
     graph = trace.graph
     with tf_private.stamp_ops(graph, {SUMMED: 1}), graph.gradient_override_map({"Identity": _GRADIENT}):
         total = tf.identity(part, "replica_sum")

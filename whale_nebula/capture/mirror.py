@@ -74,6 +74,7 @@ def is_library_file(file: str) -> bool:
 
 STAGE, COMPRESS, SUMMED = "_nebula_stage", "_nebula_compress", "_nebula_replica_sum"
 COPIED, SPLIT = "_nebula_copied", "_nebula_split"
+"""Stamps of ops: the stage and the number of the compress scope, a sum over replicas, a replica and a split scope."""
 _SMALL = 64
 _BODIES = {"While": ("cond", "body"), "StatelessWhile": ("cond", "body"), "If": ("then_branch", "else_branch"),
            "StatelessIf": ("then_branch", "else_branch"), "PartitionedCall": ("f",), "StatefulPartitionedCall": ("f",),
@@ -214,7 +215,7 @@ def _value(tensor: Any, numbers: Mapping[str, int]) -> Value:
 
 
 def mirror_spec(tensor: Any) -> Spec:
-    """Type and shape of a traced tensor."""
+    """The spec of a traced tensor."""
     shape = tensor.shape
     return Spec(tensor.dtype.name, None if shape.rank is None else tuple(shape.as_list()))
 
@@ -256,7 +257,7 @@ def _shape(shape: Any) -> Attribute:
 
 
 class Donor:
-    """A graph that ops are taken from; it is read once."""
+    """A traced graph from which parts are copied as GraphDefs; its definition is read once."""
 
     def __init__(self, graph: Any) -> None:
         self.operations = order_operations(graph.get_operations())
@@ -264,8 +265,8 @@ class Donor:
         self._nodes = {node.name: node for node in self._definition.node}
         self._library = {f.signature.name: f for f in self._definition.library.function}
 
-    def rename(self, aliases: Aliases) -> None:
-        """Replace inputs of all ops by other values."""
+    def replace_inputs(self, aliases: Aliases) -> None:
+        """Let all ops read the replacements in `aliases` in what is cut afterwards."""
         names = {self._text(old): self._text(new) for old, new in aliases.items()}
         for node in self._definition.node if names else ():
             for position, name in enumerate(node.input):
@@ -323,11 +324,11 @@ class Donor:
         return list(found)
 
 
-def import_nodes(definition: Any, known: Mapping[str, Any], node_names: Sequence[str], name: str = "") -> list[Any]:
-    """Import nodes into the current graph, with `known` tensors for omitted inputs; returns tensors by name."""
+def import_nodes(definition: Any, known: Mapping[str, Any], tensor_names: Sequence[str], name: str = "") -> list[Any]:
+    """Import nodes into the current graph, with `known` tensors as other inputs; returns the named tensors."""
     read = {given.split("^")[-1] for node in definition.node for given in node.input}
     used = {key: tensor for key, tensor in known.items() if key in read or key.removesuffix(":0") in read}
-    fresh = list(dict.fromkeys(key for key in node_names if key not in known))
+    fresh = list(dict.fromkeys(key for key in tensor_names if key not in known))
     found = tf.graph_util.import_graph_def(definition, input_map=used, return_elements=fresh, name=name) or []
     made = dict(zip(fresh, found, strict=True))
-    return [known[key] if key in known else made[key] for key in node_names]
+    return [known[key] if key in known else made[key] for key in tensor_names]

@@ -42,8 +42,8 @@ from whale_nebula.tf import private as tf_private
 from whale_nebula.tf.patch import Patch, apply_patches
 
 
-def find_draw_counter(seed: int, seed2: int) -> Any:
-    """The variable of an op with these seeds; None if the op is not to be replaced."""
+def create_draw_state(seed: int, seed2: int) -> Any:
+    """Create the variable from which a random op with these seeds draws; None if the op is not to be replaced."""
     trace = current_graph_trace()
     if trace is None or trace.flags.busy or trace.plain or trace.flags.vectorizing:
         return None
@@ -90,7 +90,7 @@ def call_inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def split_condition(pred: Any, branches: Sequence[Any]) -> bool:
-    """Replace a cond by one for each cluster; returns False if there is nothing to split."""
+    """Replacement of a cond in a trace: create one for each cluster; returns False if there is nothing to split."""
     trace = current_graph_trace()
     if trace is None or trace.flags.busy or not trace.requests or any(branch.outputs for branch in branches):
         return False
@@ -98,21 +98,21 @@ def split_condition(pred: Any, branches: Sequence[Any]) -> bool:
     if len(set(clusters)) < 2:
         return False
     with trace.set_flags(busy=True):
-        trees = [_BranchTree(branch) for branch in branches]
-        found = split_branches([tree.branch for tree in trees], _find_owners(trace, clusters))
+        traced = [_TracedBranch(branch) for branch in branches]
+        found = split_branches([each.branch for each in traced], _find_owners(trace, clusters))
         if found is None:
             return False
         keys, splits = found
-        for tree, split in zip(trees, splits, strict=True):
-            tree.move(sorted(split.removed_ops))
+        for each, split in zip(traced, splits, strict=True):
+            each.move(sorted(split.removed_ops))
         for key in keys:
-            bodies = [tree.body(sorted(split.groups.get(key, ()))) for tree, split in zip(trees, splits, strict=True)]
+            bodies = [each.body(sorted(split.groups.get(key, ()))) for each, split in zip(traced, splits, strict=True)]
             tf.cond(pred, *bodies)
         return True
 
 
 @dataclass
-class _BranchTree:
+class _TracedBranch:
     """A branch of a cond: TensorFlow's graph, its mirror without bundles, and the outer tensors of its values."""
 
     graph: Any
@@ -123,7 +123,7 @@ class _BranchTree:
         plain = mirror(self.graph)
         aliases = find_bundle_aliases(plain, lambda op: True)
         self.donor = Donor(self.graph)
-        self.donor.rename(aliases)
+        self.donor.replace_inputs(aliases)
         self.outer = {internal.name: around.capture(external) for external, internal in self.graph.captures}
         numbers = {op.name: index for index, op in enumerate(self.donor.operations)}
         given = {numbers[internal.op.name]: self.outer[internal.name].name for _, internal in self.graph.captures}
@@ -191,14 +191,14 @@ TRACING_PATCHES = (
     Patch(tf.GradientTape, "__enter__", differentiate.enter_tape),
     Patch(tf_private.parallel_for, "_pfor_impl", differentiate.run_vectorized),
     gradients.patch_gradients(differentiate.answer_gradients),
-    gradients.patch_records(differentiate.note_scope),
-    tf_private.patch_masks(differentiate.note_mask),
+    gradients.patch_records(differentiate.record_name_scope),
+    tf_private.patch_masks(differentiate.record_mask),
     Patch(tf_private.PolymorphicFunction, "__call__", call_inlined),
     tf_private.patch_cond(split_condition),
-    tf_private.patch_ops(projection.find_inputs),
-    *tf_patch.patch_draws(find_draw_counter),
+    tf_private.patch_ops(projection.project_inputs),
+    *tf_patch.patch_draws(create_draw_state),
     Patch(tf_private.KerasFunction, "_run_through_graph", keras_scopes.run_graph),
-    Patch(tf_private.KerasFunction, "_get_operation_for_node", keras_scopes.find_operation),
+    Patch(tf_private.KerasFunction, "_get_operation_for_node", keras_scopes.note_next_node),
     Patch(tf_private.KerasSequential, "call", keras_scopes.call_sequential),
     Patch(tf_private.KerasLayer, "__call__", layer_placement.call_placed),
     tf_patch.patch_moments(loss_weights.synchronize_moments),

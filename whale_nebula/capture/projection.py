@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from whale_nebula.capture import bottlenecks
 from whale_nebula.capture.bottlenecks import Bottlenecks, Home, find_factors
-from whale_nebula.capture.entered_scopes import find_number
+from whale_nebula.capture.entered_scopes import number_scope
 from whale_nebula.capture.mirror import COMPRESS, STAGE, find_origin, iterate_ancestors, order_operations
 from whale_nebula.capture.tracing import Tracing, current_trace
 from whale_nebula.codec import Rank
@@ -36,7 +36,7 @@ _EPSILON = 1e-6
 _BUNDLE = "IdentityN"
 
 
-def find_inputs(graph: Any, op_type: str, inputs: Sequence[Any]) -> Sequence[Any]:
+def project_inputs(graph: Any, op_type: str, inputs: Sequence[Any]) -> Sequence[Any]:
     """The inputs of an op that is about to be created in `graph`, with crossing tensors replaced by projected ones."""
     trace = current_trace()
     if trace is None or trace.flags.busy or not any(map(find_learned_rank, trace.entered_scopes.compressions)):
@@ -68,7 +68,7 @@ def _find_latest(trace: Tracing, homes: Sequence[Home | None]) -> Home | None:
 
 
 def find_home(trace: Tracing, tensor: Any) -> Home | None:
-    """The origin of a traced tensor; None if it depends on inputs and variables only.
+    """The origin of a traced tensor; None if it depends on no stage: on inputs and variables only.
 
     A tensor of an unstamped op has the latest home of its inputs, and the compress scope of that.
     """
@@ -145,7 +145,7 @@ def _project(trace: Tracing, tensor: Any, rank: Rank, frame: Frame, producer: st
         else:
             known.add_note(f"{crossing}, on singular vectors of the layer that is cut: {down.path!r}")
         with _stamp_ops(
-            trace, made.name, {STAGE: producer, COMPRESS: find_number(trace.entered_scopes.compressions, frame)}
+            trace, made.name, {STAGE: producer, COMPRESS: number_scope(trace.entered_scopes.compressions, frame)}
         ):
             rows = tensor
             if rank.norm:  # each row with mean zero and variance one

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from whale_nebula.capture.entered_scopes import REPLICA, SPLIT_STAGE, find_number
+from whale_nebula.capture.entered_scopes import REPLICA, SPLIT_STAGE, number_scope
 from whale_nebula.capture.mirror import COPIED, SPLIT, order_operations
 from whale_nebula.errors import OptionError
 from whale_nebula.ir.graph import Graph
@@ -34,7 +34,9 @@ LEAST_UNDRAWN_BYTES = 1 << 20
 
 
 class PendingValue(NamedTuple):
-    """A variable's initial value: how to `compute` it, its `formula` as a tensor of a graph, and `is_waiting`."""
+    """A variable's initial value that is not drawn yet: a function that computes it, and its `formula` as a tensor of a
+    graph. `is_waiting` is whether a read now waits for the plan instead of needing the value.
+    """
 
     compute: Callable[[], Any]
     formula: Any
@@ -42,7 +44,7 @@ class PendingValue(NamedTuple):
 
 
 class _Undrawn:
-    """Mixin for the class of a variable without a value: the first read outside a captured step draws it."""
+    """Mixin for the class of a variable without a value: the first read that needs the value draws it."""
 
     nebula_initial: PendingValue
 
@@ -96,7 +98,7 @@ def draw_value(variable: Any) -> None:
 
 
 def release(variable: Any) -> PendingValue:
-    """Turn an undrawn variable into a plain one without a value, to be assigned later. Returns its initial value."""
+    """Turn an undrawn variable into a plain one that is still empty, to be assigned next. Returns its initial value."""
     initial: PendingValue = variable.nebula_initial
     del variable.nebula_initial
     variable.__class__ = type(variable).__mro__[2]
@@ -142,7 +144,7 @@ def mark_variables(frame: Frame, is_waiting: Callable[[], bool]) -> Iterator[Non
 
 def stamp_siblings(trace: Any, graph: Graph) -> Graph:
     """The graph with a stage for an `nb.split` and one for an `nb.replica` next to it, for steps without `nb.stage`."""
-    if not trace.entered_scopes.find_siblings():
+    if not trace.entered_scopes.add_sibling_stages():
         return graph
     operations = order_operations(trace.graph.get_operations())
     ops = list(graph.ops)
@@ -184,7 +186,7 @@ def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Progr
         inside = [frame for (of, _), (_, frame) in found.items() if of == number]
         beside = {of for of, _ in found if stages[of].cluster == stage.cluster}
         where = stage.where or next((str(frame.site) for frame in inside), "")
-        stages[number] = replace(stage, shards=_count(stage, inside, len(beside)), where=where)
+        stages[number] = replace(stage, shards=_count_shards(stage, inside, len(beside)), where=where)
         for frame in inside:
             if frame in split_frames and frame.options["count"]:
                 _warn_if_elastic(frame, stages[number])
@@ -222,19 +224,19 @@ def _list_decided(trace: Any, program: Program) -> dict[tuple[int, str], Frame]:
 
 
 def _list_created_inside(trace: Any, numbers: Mapping[str, int]) -> dict[int, Frame]:
-    """The variables created inside a split scope, by op."""
+    """The split scopes in which captured variables were created, by the op of the variable's handle."""
     known = {id(variable.handle): variable for variable in trace.graph.variables}
     found = {}
     for external, internal in trace.graph.captures:
         frame = getattr(known.get(id(external)), _MADE_IN, None)
         if frame is not None:
-            find_number(trace.entered_scopes.splits, frame)
+            number_scope(trace.entered_scopes.splits, frame)
             found[numbers[internal.op.name]] = frame
     return found
 
 
-def _count(stage: Stage, frames: Sequence[Frame], among: int) -> int:
-    """The number of devices of a stage's shards: the scope's or, by default, the cluster's workers divided `among` its
+def _count_shards(stage: Stage, frames: Sequence[Frame], among: int) -> int:
+    """The number of devices of a split stage: the scope's or, by default, the cluster's workers divided `among` its
     split stages and their replicas.
     """
     usual = max(1, count_workers(stage.cluster) // max(1, among) // stage.replicas)
@@ -274,7 +276,8 @@ def _warn_if_elastic(frame: Frame, stage: Stage) -> None:
     if least < needed <= count_workers(stage.cluster):
         warn_once(
             frame.site,
-            f"nb.split({stage.shards}) needs {needed} workers of {stage.cluster!r}, which may have {least} by elastic:",
+            f"nb.split({stage.shards}) needs {needed} workers of {stage.cluster!r}, "
+            f"but elastic: allows it to have {least}",
             why="each device is a worker of the stage's cluster, so the run ends when there are fewer",
             mend=f"nb.split() for all workers that there are, or elastic: {{{stage.cluster}: {{min: {needed}}}}}",
             key="elastic",

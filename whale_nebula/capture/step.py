@@ -17,7 +17,7 @@ import tensorflow as tf
 from whale_nebula.capture import splits, tracing
 from whale_nebula.capture.arguments import DeclaredInputs, make_key
 from whale_nebula.capture.bottlenecks import Bottlenecks
-from whale_nebula.capture.differentiate import bound_ops, explain_late_requests
+from whale_nebula.capture.differentiate import bind_ops, explain_late_requests
 from whale_nebula.capture.entered_scopes import adopt_stages, list_constraints
 from whale_nebula.capture.errors import check_constants, translate_errors
 from whale_nebula.capture.keras_scopes import list_stages
@@ -97,7 +97,12 @@ def warn_if_partly_copied(trace: Tracing, paths: Mapping[int, str]) -> None:
     `nb.replica`. `paths` names weights by the id of their handle.
     """
     replicas = trace.entered_scopes.replicas
-    if trace.entered_scopes.find_siblings() or trace.entered_scopes.stages or replicas.around or not replicas.entered:
+    if (
+        trace.entered_scopes.add_sibling_stages()
+        or trace.entered_scopes.stages
+        or replicas.around
+        or not replicas.entered
+    ):
         return
     inside, outside = (set(_list_weights(trace, copied)) for copied in (True, False))
     rest = sorted(paths.get(handle, name) for handle, name in outside - inside)
@@ -222,7 +227,7 @@ def _to_tensor(path: str, leaf: Any) -> Any:
 
 
 def bind(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Arguments with the names of a function's parameters."""
+    """The arguments of a call as (name of the parameter, argument)."""
     return list(inspect.signature(fn).bind(*args, **kwargs).arguments.items())
 
 
@@ -348,7 +353,7 @@ def trace_uncut(tensors: Sequence[Any], owner: Any = None) -> Iterator[None]:
 
 
 def fill_layout(layout: Signature, tensors: Sequence[Any]) -> list[Any]:
-    """The user's arguments with the trace's tensors in their places."""
+    """The arguments of a call in the user's structure, with these tensors for its own."""
     found, plain, given = iter(tensors), iter(layout.plain), iter(layout.is_tensor)
 
     def fill(leaf: Any) -> Any:
@@ -393,7 +398,7 @@ def assemble_program(
     stages = tuple(trace.entered_scopes.stages.values())
     backward = frozenset(op for request in requests for op in request.backward)
     fixed = {numbers[name]: stage for name, stage in trace.labels.items()}
-    bound = bound_ops(trace, graph, numbers)
+    bound = bind_ops(trace, graph, numbers)
     labels = label_ops(graph, [stage.key for stage in stages], fixed=fixed, skip=backward, bound=bound)
     if bound:  # these ops run nowhere else
         graph = graph.stamp({op: stages[labels[op]].key for op in bound if op in labels})
@@ -411,14 +416,14 @@ def assemble_program(
         requests=requests,
         # without the Identity that TensorFlow adds to a returned tensor, which waits for every effect of the step
         returns=tuple(value(t.op.inputs[0] if t.op.type == "Identity" else t) for t in returned),
-        weights=tuple(value(tensor) for tensor in trace.weights),
+        loss_weights=tuple(value(tensor) for tensor in trace.loss_weights),
         share=value(trace.feeds["share"]) if "share" in trace.feeds else None,
         grow=value(trace.feeds["grow"]) if "grow" in trace.feeds else None,
         pipeline=trace.entered_scopes.pipeline,
         compressions=tuple((str(there), str(back)) for there, back in codecs),
         labels=labels,
         masks={value(tensor): value(mask) for tensor, mask in marked if all(map(is_ours, (tensor, mask)))},
-        sites=tuple(str(frame.site) for frame in trace.entered_scopes.compressions),
+        compress_sites=tuple(str(frame.site) for frame in trace.entered_scopes.compressions),
         local_sgd=trace.entered_scopes.replicas.local_sgd,
     )
     program = add_splits(trace, program, operations)

@@ -1,4 +1,4 @@
-"""State of the trace in progress: the scopes entered so far, and its gradient requests.
+"""The trace in progress: the scopes entered so far, its gradient requests, and the watcher that stamps ops.
 
 Contexts around a step that change what it computes, such as a distribution strategy, are refused.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula.capture.bottlenecks import Bottlenecks
-from whale_nebula.capture.entered_scopes import EnteredScopes, find_number
+from whale_nebula.capture.entered_scopes import EnteredScopes, number_scope
 from whale_nebula.capture.mirror import COMPRESS, COPIED, SPLIT, STAGE
 from whale_nebula.capture.splits import mark_variables
 from whale_nebula.errors import BoundaryInBodyError, OptionError, StateError, UnsupportedError
@@ -122,10 +122,10 @@ class Flags:
 class Tracing:
     """The record of one trace of a step in `graph`, with the inputs `leaves`, some of them `batched`.
 
-    `places` are those of `placed`, if a model is placed. A `plain` trace belongs to a step that runs uncut: TensorFlow
-    computes its gradients, and only projections are applied (see `projection`). `assignment` has the stages of a step
-    without scopes, by the paths of its variables, and `handles` these paths by the id of the handle. `scopes` has the
-    name scope in which a tape recorded an op.
+    `places` is a `layer_placement.Places` if a model is placed. A `plain` trace belongs to a step that runs uncut:
+    TensorFlow computes its gradients, and only projections are applied (see `projection`). `assignment` has the stages
+    of a step without scopes, by the paths of its variables, and `handles` these paths by the id of the handle. `scopes`
+    has the name scope in which a tape recorded an op.
     """
 
     graph: Any
@@ -139,7 +139,7 @@ class Tracing:
     requests: list[LiveRequest] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
     feeds: dict[str, Any] = field(default_factory=dict)
-    weights: list[Any] = field(default_factory=list)
+    loss_weights: list[Any] = field(default_factory=list)
     masks: list[tuple[Any, Any]] = field(default_factory=list)
     draws: list[Any] = field(default_factory=list)
     summed: list[Any] = field(default_factory=list)
@@ -267,7 +267,7 @@ def _record_scope(trace: Tracing, frame: Frame) -> dict[str, str | int]:
         return {STAGE: trace.entered_scopes.stage_of(frame)}
     if frame.kind == "split":
         return {SPLIT: trace.entered_scopes.enter_split(frame)}
-    return {COMPRESS: find_number(trace.entered_scopes.compressions, frame)}
+    return {COMPRESS: number_scope(trace.entered_scopes.compressions, frame)}
 
 
 def check_replaceable(frame: Frame, replacement: Frame) -> None:
@@ -288,7 +288,7 @@ def stamp_step_options(trace: Tracing) -> Iterator[None]:
     if frame is None:
         yield
         return
-    with tf_private.stamp_ops(trace.graph, {COMPRESS: find_number(trace.entered_scopes.compressions, frame)}):
+    with tf_private.stamp_ops(trace.graph, {COMPRESS: number_scope(trace.entered_scopes.compressions, frame)}):
         yield
 
 

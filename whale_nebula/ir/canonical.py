@@ -29,7 +29,7 @@ _NO_NUMBER = Value(-1)
 
 
 def canonical_lines(program: Program) -> tuple[str, ...]:
-    r"""The canonical text: pipeline, stages, codecs, inputs, variables, ops, requests, results.
+    r"""The canonical text: pipeline, stages, local SGD, codecs, splits, inputs, variables, ops, requests, results.
 
     >>> from whale_nebula.ir.program import Leaf
     >>> from whale_nebula.ir.text import from_text
@@ -112,6 +112,7 @@ class _Ordered:
     numbers: Mapping[int, int]
 
     def value(self, value: Value) -> Value:
+        """The value in the canonical numbering; `_NO_NUMBER` if no root needs it."""
         return Value(self.numbers[value.op], value.out) if value.op in self.numbers else _NO_NUMBER
 
 
@@ -179,7 +180,7 @@ def _find_roots(program: Program) -> Iterator[int]:
         yield from (flow.gradient.op for flow in request.flows)
         yield from (value.op for part in request.parts for value in part.values)
     yield from (op.index for op in program.graph.ops if op.stateful and not op.role)
-    yield from (value.op for value in (*program.returns, *program.weights))
+    yield from (value.op for value in (*program.returns, *program.loss_weights))
 
 
 class _Forms:
@@ -218,8 +219,8 @@ def _list_footer(program: Program, ordered: _Ordered) -> Iterator[str]:
             f"flows {_join(flows, '; ')} parts {_join(parts, '; ')} gives {_join(kinds, '; ')}"
         )
     yield f"returns {_join(map(value, program.returns))}"
-    if program.weights:
-        yield f"weights {_join(map(value, program.weights))}"
+    if program.loss_weights:
+        yield f"weights {_join(map(value, program.loss_weights))}"
 
 
 def _join(items: Iterable[object], between: str = ", ") -> str:
@@ -243,6 +244,8 @@ _OP = re.compile(r"%(\d+) = (.*)")
 _WORDS = {
     "pipeline": "the pipeline",
     "stage": "stage {}",
+    "apart": "local SGD",
+    "split": "the split of {}",
     "compress": "codec {}",
     "input": "input {}",
     "variable": "variable {}",
@@ -332,7 +335,7 @@ def describe_first_difference(
 
 
 def find_first_difference(local: Sequence[str], remote: Sequence[str]) -> int:
-    """The index of the first line that differs; the number of lines if none does.
+    """The index of the first line that differs or exists on one side only; the number of lines if they are equal.
 
     >>> [find_first_difference(*pair) for pair in (("ab", "ac"), ("a", "ab"), ("a", "a"))]
     [1, 1, 1]

@@ -26,9 +26,10 @@ class VirtualDevice:
 class Fragment:
     """A part of the traced graph that runs as one function: its feeds, ops and fetches.
 
-    `kind` is one of whole, weight, prologue, forward, backward, fused, weights, update: "weights" computes
-    the gradients of weights that a backward defers. `round` numbers the pieces of an update that wait for scalars of
-    other workers.
+    `kind` is one of whole, weight, prologue, forward, backward, fused, weights, skip, update: "whole" computes values
+    of the whole batch, "weight" a micro-batch's `nb.loss_weight`, "weights" the gradients of weights that a backward
+    defers, and "skip" is `StagePhase.skip`. `round` numbers the pieces of an update that wait for values of other
+    workers.
     """
 
     kind: str
@@ -43,7 +44,8 @@ class Fragment:
 
 @dataclass(frozen=True)
 class Boundary:
-    """A tensor that crosses from one stage to others; `backward` is whether its gradient crosses back.
+    """A tensor that crosses from one stage to others; `backward` is whether its gradient crosses back. `slot` numbers
+    the boundaries; `layout` is "rows", "whole" (the same in every micro-batch) or "partial".
 
     `codec` and `backward_codec` are its encodings in both directions (`codec.encoding`); `mask` marks the rows to send,
     `ids` names the samples whose differences are sent. `where` is the line of the compress scope that sets them.
@@ -89,7 +91,9 @@ class StagePhase:
 
 @dataclass(frozen=True)
 class Crossing:
-    """A value that an update (or a result) needs on workers other than the one that computes it."""
+    """A value that an update (or a result) needs on workers other than the one that computes it. It is sent after
+    `round` of the sender's update; -1: before the first.
+    """
 
     value: Value
     phase: int
@@ -100,11 +104,12 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Exchange:
-    """A value that an update in one cluster needs from another, if each is a process of its own.
+    """A value that an update in one cluster needs from another, if each is a process of its own: `source` and
+    `destination` are clusters, `slot` numbers the values of a kind in a phase.
 
-    `kind` is "scalar" (a global norm's share, a result) or "part": piece number `piece` of a gradient part of a
-    variable that both clusters hold, whose (request, source, stage) is `part`. `result` marks a scalar that the step
-    returns. Exchanges of the same `round` are sent together; `copy` numbers those to several workers of a cluster.
+    `kind` is "part": tensor number `piece` (values, indices) of the gradient part with key `part`, of a variable that
+    both clusters hold; or "scalar": any other value (a global norm's share, a result). `result` marks values that the
+    step returns. Exchanges of the same `round` are sent together; `copy` numbers those to several workers of a cluster.
     """
 
     kind: str
@@ -129,7 +134,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Worker:
-    """One process with one device of a cluster, and the stages of which it runs a replica."""
+    """One process with one device of a cluster, and the stages of which it runs a replica or shard."""
 
     name: str
     cluster: str
@@ -142,8 +147,8 @@ ALL_CLUSTERS = "*"
 
 @dataclass(frozen=True)
 class InputCrossing:
-    """A value that goes from one cluster to another in a step, and how it depends on the inputs of the step, by their
-    names (`passes.exchange`). For an input that a cluster reads, `source` is empty.
+    """A value that goes from one cluster to another in a step; `depends` has by the name of an input of the step how
+    the value depends on it (`config.schema.DEPENDS`). For an input that a cluster reads, `source` is empty.
     """
 
     name: str
@@ -182,8 +187,10 @@ class Cut:
     """A program mapped to workers: everything the runtime needs, as data.
 
     `merges` is how a forward value used after the micro-batches is merged over them; `variable_workers` which workers
-    keep a variable; `batch_fragments` the fragment that computes batch-wide values from inputs alone, `weight` the one
-    that computes a micro-batch's weight. `owners` are the workers that return a tensor to the user, if not all do;
+    hold a variable; by worker, `batch_fragments` compute values of the whole batch from inputs alone, and
+    `weight_fragments` a micro-batch's weight. `forward_written` are the paths of the variables that forwards write,
+    `updates` is whether the step writes any variable. `exchanges` and `input_crossings` list what crosses between
+    clusters. `owners` are the workers that return a tensor to the user, if not all do;
     `orders`, for each stage, which replica takes which micro-batch (empty: round robin in all stages). `layouts` are
     those of stages whose variables are split over devices.
     """
@@ -196,11 +203,11 @@ class Cut:
     merges: Mapping[Value, str]
     variable_workers: Mapping[str, tuple[str, ...]]
     batch_fragments: Mapping[str, Fragment]
-    weight: Mapping[str, Fragment] = field(default_factory=dict)
+    weight_fragments: Mapping[str, Fragment] = field(default_factory=dict)
     forward_written: tuple[str, ...] = ()
     updates: bool = True
     notes: tuple[str, ...] = ()
-    exchange: tuple[Exchange, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
     owners: Mapping[Value, tuple[str, ...]] = field(default_factory=dict)
     orders: tuple[Order, ...] = ()
     layouts: Mapping[int, Layouts] = field(default_factory=dict)

@@ -34,7 +34,12 @@ LAYER = "_nebula_layer"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:
-    """One operation of the trace."""
+    """One operation of the trace.
+
+    `control` are the ops that run before it without giving it a value; `name` and `role` say what a placeholder holds.
+    `stage` is the key of the stage whose scope contains it, `compress` the number of its compress scope. `constant` has
+    the entries of a small Const, `functions` the names of the bodies that it calls.
+    """
 
     index: int
     type: str
@@ -74,7 +79,7 @@ class Graph:
         return len(self.ops)
 
     def stamp(self, stages: Mapping[int, str]) -> Graph:
-        """The graph with the stages of some ops, by their keys."""
+        """The graph in which these ops, given by their indices, have these stages, given by their keys."""
         return replace(self, ops=tuple(replace(op, stage=stages.get(op.index, op.stage)) for op in self.ops))
 
     def spec(self, value: Value) -> Spec:
@@ -93,7 +98,7 @@ class Graph:
         """The ops that read a value, in trace order."""
         return tuple(self.ops[index] for index in self._consumers.get(value, ()))
 
-    def order(self, waits: Mapping[int, int]) -> Graph:
+    def add_control_inputs(self, waits: Mapping[int, int]) -> Graph:
         """The graph with additional control inputs: ops in `waits` run after the op that they wait for."""
         ops = list(self.ops)
         for index, before in waits.items():
@@ -101,7 +106,7 @@ class Graph:
         return replace(self, ops=tuple(ops)) if waits else self
 
     def with_bodies(self, ops: Iterable[Op]) -> Iterator[Op]:
-        """Ops, and those of the function bodies that they call, each body once."""
+        """Ops, and those of the function bodies that they call, directly or not, each body once."""
         pending, seen = [*ops], set[str]()
         while pending:
             op = pending.pop(0)

@@ -28,7 +28,7 @@ MAX_ENTRIES = 256
 
 @dataclass(frozen=True, slots=True)
 class KnownOp:
-    """An op with known properties of its inputs: shapes, and the values of small integer tensors."""
+    """An op with what is known of its inputs: shapes, and entries of small integer tensors and fractional scalars."""
 
     op: Op
     shapes: tuple[Shape | None, ...]
@@ -40,7 +40,8 @@ class KnownOp:
 
 
 def compute_integers(node: KnownOp) -> Sequence[Numbers | None]:
-    """The integers in each output of an op, flat; None for unknown ones.
+    """The entries of each output of an op, flat; None for an output that is not a small integer tensor or a scalar, or
+    is unknown.
 
     >>> from whale_nebula.spec import Spec
     >>> compute_integers(KnownOp(Op(1, "Shape", outputs=(Spec("int32", (2,)),)), ((8, 64),), (None,)))
@@ -62,22 +63,22 @@ def compute_integers(node: KnownOp) -> Sequence[Numbers | None]:
 
 
 def round_numbers(numbers: Iterable[int | float], spec: Spec) -> Numbers | None:
-    """Numbers cast to this tensor form; None if it has several that are fractional.
+    """Numbers cast to the element type of `spec`; None for a floating tensor that is not a float32 or float64 scalar.
 
     >>> round_numbers([2.75], Spec("int32", ())), round_numbers([0.1], Spec("float32", ()))
     ((2,), (0.10000000149011612,))
     """
     if not spec.floating:
         return tuple(map(int, numbers))
-    known = _FRACTIONS.get(spec.dtype) if spec.scalar else None
-    return None if known is None else tuple(known(number).item() for number in numbers)
+    cast = _FLOAT_TYPES.get(spec.dtype) if spec.scalar else None
+    return None if cast is None else tuple(cast(number).item() for number in numbers)
 
 
-_FRACTIONS: Mapping[str, Callable[[float], Any]] = {"float32": np.float32, "float64": np.float64}
+_FLOAT_TYPES: Mapping[str, Callable[[float], Any]] = {"float32": np.float32, "float64": np.float64}
 
 
 def compute_outputs(op: Op, inputs: Sequence[Array]) -> list[Array]:
-    """The outputs of an op in `COMPUTE` for arrays, or numpy's error."""
+    """The outputs of an op in `COMPUTE` for these inputs; raises numpy's error if it has none."""
     with np.errstate(all="raise"):
         made = COMPUTE[op.type](op, *inputs)
     return [np.asarray(each) for each in (made if isinstance(made, list) else [made])]

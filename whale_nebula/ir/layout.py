@@ -64,7 +64,8 @@ def divide(size: int, count: int, units: int = 0) -> tuple[int, ...]:
 
 
 def choose_collective(source: Layout, target: Layout) -> str | None:
-    """The collective that converts a tensor from one layout to another with the fewest bytes; None if they are equal.
+    """The collective with the fewest bytes, or the local conversion, from one layout to another; None if they are
+    equal.
 
     >>> choose_collective(PARTIAL_LAYOUT, Layout(SPLIT, 1))
     'reduce-scatter'
@@ -94,7 +95,7 @@ def count_bytes(kind: str | None, size: float, count: int) -> float:
 
 
 def find_local_spec(spec: Spec, layout: Layout, count: int, device: int) -> Spec:
-    """The form of one device's part; a split axis of unknown size stays unknown.
+    """The spec of the piece of one device; a split axis of unknown size stays unknown.
 
     >>> print(find_local_spec(Spec("float32", (None, 10)), Layout(SPLIT, 1), 3, 0))
     float32[?,4]
@@ -117,7 +118,7 @@ class Reshard(NamedTuple):
 
 
 def list_collectives(reshards: Mapping[int, Sequence[Reshard]]) -> tuple[Reshard, ...]:
-    """The reshards of ops that move bytes, each only once."""
+    """The reshards that move bytes, each only once; `reshards` are by the op that needs them."""
     every = dict.fromkeys(reshard for found in reshards.values() for reshard in found)
     return tuple(reshard for reshard in every if reshard.nbytes)
 
@@ -149,7 +150,7 @@ class Layouts:
         return self.by_value.get(value, WHOLE_LAYOUT)
 
     def returns_pieces(self, value: Value) -> bool:
-        """Whether a function returns a value in pieces, though it may be used whole."""
+        """Whether a function of the stage returns a value in pieces: it is handed on, and not made whole at the end."""
         return value in self.handed_on and all(each.value != value for each in self.reshards.get(-1, ()))
 
     @property

@@ -2,7 +2,7 @@
 
 Each cluster trains some steps by itself from the same weights. Its gradient is these weights minus its own. The outer
 optimizer is applied to the mean of these gradients; its state is the same in all clusters and is never sent. An outer
-optimizer is an init and an update, both pure.
+optimizer has two pure methods: init and update.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class Nesterov(Outer):
 
     def init(self, weights: Numbers) -> Any:
         """Zero momentum."""
-        still = weights.copy()
-        still.fill(0.0)
-        return still
+        momentum = weights.copy()
+        momentum.fill(0.0)
+        return momentum
 
     def update(self, weights: Numbers, gradient: Numbers, state: Any) -> tuple[Numbers, Any]:
         """One step with a look-ahead along the momentum."""
@@ -94,11 +94,11 @@ OUTER_BY_NAME: dict[str, Outer] = {"nesterov": Nesterov(), "average": Average()}
 
 
 def format_outer(outer: Outer) -> str:
-    """The text of an outer optimizer: its name, if it equals a named one.
+    """The text of an outer optimizer: its name in `OUTER_BY_NAME`, if it equals one of these.
 
     >>> format_outer(Nesterov()), format_outer(Nesterov(rate=0.5))
     ('nesterov', 'Nesterov(rate=0.5, momentum=0.9)')
     """
-    plain = type(outer).__repr__ is object.__repr__
-    said = f"{type(outer).__name__}({vars(outer)})" if plain else repr(outer)
-    return next((name for name, known in OUTER_BY_NAME.items() if known == outer), said)
+    has_default_repr = type(outer).__repr__ is object.__repr__
+    text = f"{type(outer).__name__}({vars(outer)})" if has_default_repr else repr(outer)
+    return next((name for name, known in OUTER_BY_NAME.items() if known == outer), text)

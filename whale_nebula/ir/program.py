@@ -27,7 +27,7 @@ class LocalSgd:
 
     In `mode` "async" a server on the first cluster's first worker applies each difference as it arrives, and no cluster
     is more than `staleness` rounds ahead of the slowest. With an `exchange` all clusters exchange their momenta after
-    each step; if there is one cluster, each of its `copies` trains a copy, where these are several.
+    each step; in a run of one cluster, `copies` of its workers train a copy each.
 
     >>> print(LocalSgd(every=100, delay=10, codec="int4"))
     each cluster trains a copy, differences are exchanged every 100 steps with 10 steps to arrive, int4, average
@@ -47,25 +47,26 @@ class LocalSgd:
     copies: int = 1
 
     @property
-    def open(self) -> bool:
+    def is_undecided(self) -> bool:
         """Whether the interval is still to be chosen."""
         return self.every == UNDECIDED
 
     @property
     def option(self) -> str:
-        """The option of `nb.replica` that it follows from."""
+        """The option of `nb.replica` that requests local SGD, as written in a call."""
         if self.exchange:
             return f'exchange="{self.exchange}"'
-        return 'sync_every="auto"' if self.open or self.chosen else f"sync_every={self.every}"
+        return 'sync_every="auto"' if self.is_undecided or self.chosen else f"sync_every={self.every}"
 
     def __str__(self) -> str:
-        if self.open:
+        if self.is_undecided:
             return f'each cluster trains a copy, sync_every="auto", {self.codec}, {format_outer(self.outer)}'
         if self.exchange:
             who = f"each of {self.copies} workers" if self.copies > 1 else "each cluster"
             return f"{who} trains a copy, momenta are exchanged after each step, {self.exchange}"
         if self.mode == ASYNC:
-            how = f"each sends its difference every {self.every} steps, at most {self.staleness} rounds ahead"
+            rounds = f"{self.staleness} round{'s' * (self.staleness != 1)}"
+            how = f"each sends its difference every {_format_interval(self.every)}, at most {rounds} ahead"
         elif self.fragments > 1:
             pieces = f" in {self.fragments} fragments"
             how = f"differences are exchanged every {_format_interval(self.every)}{pieces}"
@@ -86,7 +87,7 @@ def _format_steps(count: int) -> str:
 
 @dataclass(frozen=True)
 class Leaf:
-    """One tensor of the user's batch; `op` holds it in the graph."""
+    """One tensor of the user's batch; `op` holds it in the graph. `batched`: it has a row for each sample."""
 
     op: int
     name: str
@@ -96,7 +97,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable that the step touches, named by its path in the model, never by its stage.
+    """A variable that the step touches, named by its path in the model, never by its stage; `op` holds its handle.
 
     `metric` is the name of the metric of `compile` to which it belongs, if any.
     """
@@ -144,7 +145,9 @@ class Split:
 
 @dataclass(frozen=True)
 class Holder:
-    """The gradient of one source as the user's code received it: a dense tensor, or values and indices."""
+    """The gradient of source number `source` as the user's code received it: the placeholder of a dense tensor, or
+    those of values and indices.
+    """
 
     source: int
     values: tuple[Value, ...]
@@ -240,7 +243,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The options by which a step is divided along its batch."""
+    """The options of `nb.pipeline`: how a step is divided along its batch."""
 
     micro_batch: int = 1
     schedule: str = "eager-1f1b"
@@ -253,10 +256,11 @@ class Pipeline:
 class Program:
     """A captured step: the graph with its gradients, and the annotations of the capture.
 
-    `labels` maps an op to the number of its stage; `weights` are the arguments of `nb.loss_weight`; `compressions` are
-    the encodings forward and backward by the number in `Op.compress`, and `masks` Keras's masks of the rows of
-    tensors; `sites` are the lines of the compress scopes. With `local_sgd` each cluster of the run trains a copy of the
-    whole program. `splits` are the variables that nb.split divides.
+    `labels` maps an op to the number of its stage; `loss_weights` are the arguments of `nb.loss_weight`; `compressions`
+    are the encodings forward and backward by the number in `Op.compress`, and `masks` Keras's masks of the rows of
+    tensors; `compress_sites` are the lines of the compress scopes. `share` and `grow` are the placeholders of the
+    micro-batch's share of the rows and of its inverse, if the step uses them. With `local_sgd` each cluster of the run
+    trains a copy of the whole program. `splits` are the variables that nb.split divides.
     """
 
     graph: Graph
@@ -265,14 +269,14 @@ class Program:
     stages: tuple[Stage, ...] = ()
     requests: tuple[Request, ...] = ()
     returns: tuple[Value, ...] = ()
-    weights: tuple[Value, ...] = ()
+    loss_weights: tuple[Value, ...] = ()
     share: Value | None = None
     grow: Value | None = None
     pipeline: Pipeline = Pipeline()
     compressions: tuple[tuple[str, str], ...] = ()
     labels: dict[int, int] = field(default_factory=dict)
     masks: dict[Value, Value] = field(default_factory=dict)
-    sites: tuple[str, ...] = ()
+    compress_sites: tuple[str, ...] = ()
     local_sgd: LocalSgd | None = None
     splits: tuple[Split, ...] = ()
 
@@ -305,12 +309,12 @@ class Program:
         return {leaf.op: number for number, leaf in enumerate(self.leaves)}
 
     @cached_property
-    def of_batch(self) -> frozenset[int]:
+    def batch_dependent_ops(self) -> frozenset[int]:
         """The ops that depend on the user's batch through data edges."""
         return frozenset(self.graph.descend(self.leaf_ops))
 
     @cached_property
-    def of_gradients(self) -> frozenset[int]:
+    def gradient_dependent_ops(self) -> frozenset[int]:
         """The ops that depend on gradients, also through a variable that was written before: through control edges."""
         return frozenset(self.graph.descend(self.holders, control=True))
 
@@ -334,8 +338,9 @@ class ScopedStage:
 
 @dataclass(frozen=True)
 class Constraints:
-    """The constraints by the scopes of a step: its stages, the clusters of nb.cluster (empty: any), and the options of
-    nb.pipeline and of an nb.replica around all. `unplanned` is the reason why a planner leaves the step unchanged.
+    """The constraints that the scopes of a step impose on a planner: its stages, the clusters of nb.cluster (empty:
+    any), and the options of nb.pipeline and of an nb.replica around all. `unplanned` is the reason why a planner leaves
+    the step unchanged.
     """
 
     stages: tuple[ScopedStage, ...] = ()
@@ -345,13 +350,15 @@ class Constraints:
     replicas: int | None = None
     unplanned: str = ""
 
-    def words(self) -> list[str]:
-        """The effective constraints in words.
+    def describe(self) -> list[str]:
+        """The constraints in effect, one phrase each.
 
-        >>> Constraints((ScopedStage("a", "nb.stage() at train.py:3", ("gpu",), 2),), micro_batch=4).words()
-        ['nb.stage() at train.py:3 (gpu, 2 replicas)', '4 micro-batches']
-        >>> Constraints(pipeline=Pipeline(schedule="gpipe", in_flight=2, recompute=True)).words()
-        ['schedule gpipe', 'at most 2 in flight', 'recompute=True']
+            >>> Constraints((ScopedStage("a", "nb.stage() at train.py:3", ("gpu",), 2),), micro_batch=4).describe()
+            ['nb.stage() at train.py:3 (gpu, 2 replicas)', '4 micro-batches']
+            >>> Constraints(pipeline=Pipeline(schedule="gpipe", in_flight=2, recompute=True)).describe()
+            ['schedule gpipe', 'at most 2 in flight', 'recompute=True']
+        >>> Constraints(micro_batch=1, replicas=1).describe()
+        ['1 replica', '1 micro-batch']
         """
         found = []
         for each in self.stages:
@@ -360,8 +367,8 @@ class Constraints:
                 holds.append(f"{each.replicas} replica{'s' * (each.replicas > 1)}")
             found.append(each.scope_text + f" ({', '.join(holds)})" * bool(holds))
         found += [f"clusters {', '.join(self.clusters)}"] * bool(self.clusters)
-        found += [f"{self.replicas} replicas"] * bool(self.replicas and not self.stages)
-        found += [f"{self.micro_batch} micro-batches"] * bool(self.micro_batch)
+        found += [f"{self.replicas} replica{'s' * (self.replicas != 1)}"] * bool(self.replicas and not self.stages)
+        found += [f"{self.micro_batch} micro-batch{'es' * (self.micro_batch != 1)}"] * bool(self.micro_batch)
         found += [f"schedule {self.pipeline.schedule}"] * (self.pipeline.schedule != Pipeline.schedule)
         found += [f"at most {self.pipeline.in_flight} in flight"] * bool(self.pipeline.in_flight)
         return found + ["recompute=True"] * self.pipeline.recompute
@@ -376,8 +383,8 @@ class Assignment:
     placed where the fewest bytes cross, like those outside any scope. `codecs` are those of the stages' inputs. `homes`
     are the clusters that have an input, by its number, for inputs that some clusters lack: only their stages read it.
 
-    >>> given = Assignment((Stage("stage0", "gpu"), Stage("stage1", "npu")), {"table": ("stage0", "stage1")})
-    >>> [given.stage_of("table", number) for number in range(3)], given.stage_of("other", 0)
+    >>> assignment = Assignment((Stage("stage0", "gpu"), Stage("stage1", "npu")), {"table": ("stage0", "stage1")})
+    >>> [assignment.stage_of("table", number) for number in range(3)], assignment.stage_of("other", 0)
     (['stage0', 'stage1', 'stage1'], None)
     """
 
@@ -388,6 +395,6 @@ class Assignment:
     homes: Mapping[int, frozenset[str]] = field(default_factory=dict)
 
     def stage_of(self, path: str, number: int) -> str | None:
-        """The stage of the variable's reader of this number; None if it was not decided."""
+        """The key of the stage of the variable's reader of this number; None if the variable has no stage."""
         stages = self.variables.get(path)
         return None if stages is None else stages[min(number, len(stages) - 1)]

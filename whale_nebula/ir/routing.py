@@ -9,6 +9,7 @@ from math import gcd
 from typing import NamedTuple
 
 Order = tuple[int, ...]
+"""The replicas that take successive micro-batches, repeated; empty: round robin."""
 
 MAX_PER_REPLICA = 8
 """The most micro-batches for each replica into which a batch is cut to balance shares."""
@@ -52,7 +53,8 @@ def order_by_shares(shares: Sequence[int]) -> Order:
 
 
 def order_by_speed(speeds: Sequence[float], count: int) -> Order:
-    """The assignment order of a stage with replicas of these speeds; round robin if speeds are unknown or equal.
+    """The order of a stage with replicas of these speeds for `count` micro-batches; round robin if speeds are unknown
+    or equal.
 
     >>> order_by_speed([1, 2], 3), order_by_speed([2, 2], 3), order_by_speed([], 3)
     ((1, 0, 1), (), ())
@@ -74,8 +76,8 @@ def count_turns(order: Order, replicas: int, count: int) -> tuple[int, ...]:
 
 
 def compute_spacing(order: Order, replicas: int, *, least: bool = False) -> float:
-    """The number of micro-batches of an order for each one of the replica that has the fewest of them; with `least`, of
-    the one that has most.
+    """How many micro-batches of the stage there are for each one of the replica that takes the fewest; with `least`, of
+    the one that takes the most.
 
     >>> compute_spacing((1, 0, 1), 2), compute_spacing((1, 0, 1), 2, least=True), compute_spacing((), 4)
     (3.0, 1.5, 4.0)
@@ -127,7 +129,7 @@ class Seat(NamedTuple):
 
 
 def row_name(stage: str, replicas: int, replica: int) -> str:
-    """The name of a stage in drawings and reports, or of its replica if it has several.
+    """The name of a row of a drawing or report: that of the stage, or of its replica if it has several.
 
     >>> row_name("npu", 2, 1), row_name("gpu", 1, 0)
     ('npu.1', 'gpu')
@@ -171,7 +173,7 @@ class Routing:
         return self.hosts[stage][self.replica(stage, micro_batch)]
 
     def hosts_of(self, stage: int) -> tuple[str, ...]:
-        """The hosts of a stage, each once, the first replica's first."""
+        """The hosts of a stage, each once, in the order of replicas."""
         return tuple(dict.fromkeys(self.hosts[stage]))
 
     def first(self, stage: int) -> str:
@@ -183,8 +185,8 @@ class Routing:
         return Seat(stage, self.replica(stage, micro_batch))
 
     def seats(self, stage: int, host: str) -> dict[Seat, tuple[int, ...]]:
-        """The seats of a stage on a host, each with its replicas: one seat for each replica if a process has the memory
-        of a whole cluster, one for all if they are a process of their own.
+        """The seats of a stage on a host, each with the replicas that run on it: one seat for each replica, but one for
+        all of them if some stage of the plan is on several hosts.
         """
         own = tuple(replica for replica, each in enumerate(self.hosts[stage]) if each == host)
         if self.replicated:

@@ -67,7 +67,7 @@ class Sizes:
         return self.graph.spec(value).fill_shape(self.rows) if found is None else found
 
     def nbytes(self, value: Value) -> int:
-        """The bytes of a value; 0 for one that is not a plain tensor (a handle, a list of tensors)."""
+        """The bytes of a value, with `rows` for open sizes; 0 for one that is not a plain tensor (a handle, a list)."""
         spec = self.graph.spec(value)
         return 0 if spec.dtype in ("resource", "variant") else Spec(spec.dtype, self.shape(value)).nbytes()
 
@@ -82,7 +82,7 @@ class Sizes:
             return
         node = self.node(op)
         for value, spec, shape in zip(
-            op.values, op.outputs, _infer_shapes(node, self._open(op), self.rows), strict=True
+            op.values, op.outputs, _infer_shapes(node, self._find_open_size(op), self.rows), strict=True
         ):
             self.shapes.setdefault(value, shape if _fits(spec, shape) else spec.fill_shape(self.rows))
         if not any(map(_is_followed, op.outputs)):
@@ -93,7 +93,7 @@ class Sizes:
                 if spec.rank == 1:
                     self.shapes[value] = (len(numbers),)
 
-    def _open(self, op: Op) -> int | None:
+    def _find_open_size(self, op: Op) -> int | None:
         """The size of the first axis that is open in an input: usually the rows of the batch."""
         for value in op.inputs:
             static = self.graph.spec(value).shape
@@ -109,7 +109,7 @@ def _is_followed(spec: Spec) -> bool:
 
 
 def _is_settled(op: Op) -> bool:
-    """Whether nothing has to be inferred: all sizes are static, and no op computes with them."""
+    """Whether nothing has to be inferred: all sizes are static, and no size may be computed from the outputs."""
     for spec in op.outputs:
         if (
             spec.shape is None
@@ -141,7 +141,9 @@ def _infer_shapes(node: KnownOp, open_size: int | None, rows: int) -> Sequence[S
 
 
 def _match_input(node: KnownOp, spec: Spec, open_size: int) -> Shape:
-    """The shape whose open axes have the size in an input of the same rank, else of the first open axis in any."""
+    """The shape of the first input that fits the spec, else the spec with `open_size` for its open axes; if its rank is
+    unknown, the shape of the largest input.
+    """
     known = [shape for shape in node.shapes if shape is not None]
     if spec.shape is None:
         return max(known, key=math.prod, default=())
@@ -164,13 +166,13 @@ def _require_known(compute: Callable[..., Shape | list[Shape]], shapes: int, *nu
 
 
 def _shape_from_input(place: int) -> Rule:
-    """Rule of ops whose shape is given by the values of an input."""
+    """Rule of ops whose shape is given by the entries of an input."""
     return lambda node: node.numbers[place]
 
 
-def _reshape(node: KnownOp, shape: Shape, wanted: Numbers) -> Shape:
-    rest = math.prod(size for size in wanted if size >= 0)
-    return tuple(math.prod(shape) // rest if size < 0 else size for size in wanted)
+def _reshape(node: KnownOp, shape: Shape, target: Numbers) -> Shape:
+    rest = math.prod(size for size in target if size >= 0)
+    return tuple(math.prod(shape) // rest if size < 0 else size for size in target)
 
 
 def _tile(node: KnownOp, shape: Shape, times: Numbers) -> Shape:
@@ -326,12 +328,14 @@ RULES: Mapping[str, Rule] = {
 
 
 def has_known_crossings(cut: Cut) -> bool:
-    """Whether the sizes of all crossings between stages are known, given the rows."""
+    """Whether the sizes of all boundaries and of their gradients are known, given the rows."""
     return not _open_crossings(cut)
 
 
 def fill_cut_sizes(cut: Cut, shapes: Sequence[Shape], rows: int) -> Cut:
-    """The cut with sizes of crossings filled in, for inputs of these shapes and rows."""
+    """The cut in which boundaries and their gradients have all sizes but that of the batch axis, inferred for inputs of
+    these shapes and rows.
+    """
     program = cut.program
     leaves = {
         Value(leaf.op): (rows, *shape[1:]) if leaf.batched else tuple(shape)
@@ -351,8 +355,8 @@ def fill_cut_sizes(cut: Cut, shapes: Sequence[Shape], rows: int) -> Cut:
 
 
 def _open_crossings(cut: Cut) -> dict[Value, Value]:
-    """The crossings between stages, in both directions, with open axes other than rows; a gradient is like its
-    boundary.
+    """The boundaries and their gradients with open axes other than rows, each with the value that has its shape: a
+    gradient with its boundary.
     """
     back = {flow.gradient: flow.boundary for request in cut.program.requests for flow in request.flows}
     crossing = {**{boundary.value: boundary.value for boundary in cut.boundaries}, **back}
@@ -369,7 +373,7 @@ _SELECTIONS = frozenset({
 
 @dataclass
 class ExchangeSizes:
-    """Sizes of a Cut's exchanges; `shapes` are those of a batch's leaves, if known."""
+    """Bytes of a Cut's exchanges; `shapes` are those of a batch's leaves, if known."""
 
     cut: Cut
     shapes: Sequence[tuple[int, ...]] = ()
@@ -384,12 +388,12 @@ class ExchangeSizes:
         shape = each.spec.shape if variable is None or each.piece else variable.spec.shape
         if not part.sparse:  # a gradient has the form of its variable
             return None if shape is None or None in shape else Spec(each.spec.dtype, shape).nbytes()
-        rows = self._list_size(part, counts)
+        rows = self._count_slices(part, counts)
         row = None if not shape or None in shape[1:] else Spec(each.spec.dtype, shape[1:]).nbytes()
         return None if rows is None or row is None else rows * row
 
-    def at_most(self, each: Exchange) -> bool:
-        """Whether `nbytes` is only an upper bound, as values decide the number of rows."""
+    def is_upper_bound(self, each: Exchange) -> bool:
+        """Whether `nbytes` is only an upper bound, as the values of a tensor determine its number of rows."""
         if each.part is None:
             return False
         part, _ = self._part(each.part)
@@ -400,14 +404,16 @@ class ExchangeSizes:
         program, (request, source, *_) = self.cut.program, key
         return program.gradient_parts[key], program.variable_ops.get(program.requests[request].origins[source])
 
-    def _list_size(self, part: GradientPart, counts: Sequence[int]) -> int | None:
-        """The number of rows of a sparse part: micro-batches are concatenated, or added if their indices are equal."""
-        found = [self._count_rows(part.values[1], rows) for rows in (counts if part.concatenated else counts[:1])]
+    def _count_slices(self, part: GradientPart, counts: Sequence[int]) -> int | None:
+        """The number of slices of a sparse part in a step: those of micro-batches are concatenated, or added if their
+        indices are equal; None if unknown.
+        """
+        found = [self._count_indices(part.values[1], rows) for rows in (counts if part.concatenated else counts[:1])]
         known = [rows for rows in found if rows is not None]
         return sum(known) if len(known) == len(found) else None
 
-    def _count_rows(self, indices: Value, rows: int) -> int | None:
-        """The number of rows of a micro-batch."""
+    def _count_indices(self, indices: Value, rows: int) -> int | None:
+        """The number of indices in a micro-batch of `rows` rows; None if unknown."""
         if (indices, rows) in self._rows:
             return self._rows[indices, rows]
         graph, program = self.cut.program.graph, self.cut.program
@@ -415,7 +421,9 @@ class ExchangeSizes:
         found = static[0] if static else None
         if found is None:
             above = graph.ascend([indices.op])
-            leaves = {leaf.op: self._leaf(n, leaf, rows) for n, leaf in enumerate(program.leaves) if leaf.op in above}
+            leaves = {
+                leaf.op: self._leaf_shape(n, leaf, rows) for n, leaf in enumerate(program.leaves) if leaf.op in above
+            }
             known = {Value(op): shape for op, shape in leaves.items() if shape is not None}
             if len(known) == len(leaves):
                 like = {feed: arrival.boundary for feed, (_, arrival) in program.arrivals.items()}
@@ -423,8 +431,8 @@ class ExchangeSizes:
         self._rows[indices, rows] = found
         return found
 
-    def _leaf(self, number: int, leaf: Leaf, rows: int) -> Shape | None:
-        """The shape of a leaf in a micro-batch."""
+    def _leaf_shape(self, number: int, leaf: Leaf, rows: int) -> Shape | None:
+        """The shape of leaf number `number` in a micro-batch of `rows` rows; None if an axis is unknown."""
         shape = self.shapes[number] if self.shapes else leaf.spec.shape
         if shape is None:
             return None

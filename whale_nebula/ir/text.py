@@ -106,8 +106,8 @@ def _read_op(line: re.Match[str]) -> Op:
         type=line["type"] or "Placeholder",
         inputs=_read_values(line["inputs"] or ""),
         outputs=tuple(_read_spec(*spec) for spec in re.findall(r"(\w+)\[([^]]*)\]", line["outputs"] or "")),
-        name=_read_word(line["called"] or ""),
-        role=line["held"] or "",
+        name=_read_word(line["held_name"] or ""),
+        role=line["role"] or "",
         attributes=attributes,
         constant=constant if isinstance(constant, tuple) else None,  # type: ignore[arg-type]
         functions=tuple(map(_read_word, re.findall(_WORD, line["functions"] or ""))),
@@ -138,19 +138,19 @@ def _read_attributes(text: str) -> dict[str, Attribute]:
             return json.dumps(found["key"])
         return found["text"] or _JSON[found[0].lstrip(", ")]
 
-    def settle(value: Any) -> Attribute:
-        return tuple(map(settle, value)) if isinstance(value, list) else value
+    def to_tuples(value: Any) -> Attribute:
+        return tuple(map(to_tuples, value)) if isinstance(value, list) else value
 
     try:
         found = json.loads(f"{{{_TOKEN.sub(translate, text)}}}")
     except ValueError:
         raise TextError(f"cannot parse attributes: {text!r}") from None
-    return {key: settle(value) for key, value in found.items()}
+    return {key: to_tuples(value) for key, value in found.items()}
 
 
 # ---------------------------------------------------------------------- writing
 def to_text(graph: Graph, *, names: bool = True) -> str:
-    """The text of a graph; without names it is the same for two traces of the same program.
+    """The text of a graph. Without `names` of ops and functions it is the same for two traces of the same program.
 
     Without names, functions are numbered in the order of their first call.
 
@@ -265,7 +265,7 @@ _MARKS = {
 _MARK = re.compile("|".join(f"(?P<{field}>{mark.pattern})" for field, mark in _MARKS.items()))
 _OP = re.compile(
     rf"""%(?P<index>\d+)\s*=\s*
-    (?:(?P<held>{"|".join(_ROLES)})\s+(?P<called>{_WORD})(?![\w\[]) | (?P<type>{_BARE}))
+    (?:(?P<role>{"|".join(_ROLES)})\s+(?P<held_name>{_WORD})(?![\w\[]) | (?P<type>{_BARE}))
     (?:\[(?P<functions>{_WORD}(?:,\s*{_WORD})*)\](?=\())?
     (?:\((?P<inputs>[^)]*)\))?
     (?:\s*\{{(?P<attributes>(?:{_TEXT}|[^"}}])*)\}})?

@@ -31,7 +31,7 @@ _MOVEMENTS = frozenset({
 
 
 def find_predecessors(graph: Graph, ops: Iterable[int], within: Container[int]) -> set[int]:
-    """These ops and their predecessors `within` a set."""
+    """Those of these ops that are `within` a set, and their predecessors on paths within it."""
     pending, found = list(ops), set[int]()
     while pending:
         number = pending.pop()
@@ -65,8 +65,8 @@ class BackwardSplitter:
     first: set[int] = field(default_factory=set)
 
     def run(self) -> tuple[Draft, Draft] | None:
-        """The two parts; None if the backward stays in one part, because no gradient is sent back or
-        for the reason in `note`.
+        """The drafts of both parts; None if the backward stays in one part, as no gradient is sent back or for the
+        reason in `note`.
         """
         stage, phase = self.draft.key.place, self.draft.key.phase
         requests = [r for r in self.program.requests if self.parts.phase_of[r.index] == phase]
@@ -108,29 +108,29 @@ class BackwardSplitter:
         return is_read(op) and self.parts.forward_written.isdisjoint(list_resources(op, self.program.graph))
 
     def _ascend(self, values: Iterable[Value], ops: Iterable[int] = ()) -> set[int]:
-        """The ops of the draft that make values, or that these ops need."""
+        """The ops of the draft that these values or ops depend on, included."""
         return find_predecessors(self.program.graph, [*(value.op for value in values), *ops], self.draft.ops)
 
     def _is_computed(self, part: GradientPart) -> bool:
-        """Whether the first part has already computed a gradient."""
+        """Whether the first part computes a gradient, up to ops that only move data."""
         return is_movement(self.program.graph, self._ascend(part.values) - self.first)
 
     def _explain(self, together: list[Gradient]) -> str:
         """The reason for one function, with the op that makes most of the gradients of weights and its line."""
         stage = self.program.stages[self.draft.key.place]
-        said = f"the backward of stage {stage.key!r} is not divided"
+        fact = f"the backward of stage {stage.key!r} is not divided"
         largest = max(together, key=lambda gradient: gradient.weights, default=None)
         if largest is None or not largest.weights:
-            return f"{said}: the stage has no weights"
+            return f"{fact}: the stage has no weights"
         made = max(self._find_makers(largest.part), default=None)
         if made is None:
-            return f"{said}: the gradients of its weights are the values sent back"
+            return f"{fact}: the gradients of its weights are the values sent back"
         line = self.where(made)
         op = f"{self.program.graph.ops[made].type}{f' at {line}' if line else ''}"
-        return f"{said}: {op} computes the gradients of its weights together with the values sent back"
+        return f"{fact}: {op} computes the gradients of its weights together with the values sent back"
 
     def _find_makers(self, part: GradientPart) -> Iterator[int]:
-        """The ops of the first part that make a gradient."""
+        """The ops of the first part whose results a gradient consists of, without those that only move data."""
         rest = self._ascend(part.values) - self.first
         read = {value.op for number in rest for value in self.program.graph.ops[number].inputs}
         for number in (read | {value.op for value in part.values}) & self.first:

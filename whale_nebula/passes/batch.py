@@ -1,5 +1,5 @@
-"""Merge rules: how values of micro-batches are combined into those of the whole batch (for losses see
-`capture.loss_weights`).
+"""Merge rules: how values of micro-batches are combined into those of the whole batch, and refusals of steps that
+micro-batches would change (for losses see `capture.loss_weights`).
 
 The gradient of rows has rows. That of a value which is the same in every micro-batch, or a mean over the batch, is a
 sum; that of a sum over the batch is the same in every micro-batch, as a loss is linear in it::
@@ -27,7 +27,7 @@ from whale_nebula.passes.effects import (
     is_stateful_draw,
     list_resources,
 )
-from whale_nebula.passes.rules import COUPLED, ROWS, WHOLE, Fold, Folding, fold, merge_rule, verdict
+from whale_nebula.passes.rules import COUPLED, ROWS, WHOLE, Fold, Folding, coupling_error, fold, merge_rule
 from whale_nebula.passes.rules.verdict import BatchFixes, list_batch_fixes
 from whale_nebula.spec import Value
 
@@ -168,13 +168,18 @@ _ROWS_REASON = "it checks all rows at once and reports values of each row, which
 
 
 def find_rereads(
-    graph: Graph, user_ops: Sequence[Op], each: Collection[int], deferred_ops: Collection[int], folding: Folding
+    graph: Graph,
+    user_ops: Sequence[Op],
+    micro_batch_ops: Collection[int],
+    deferred_ops: Collection[int],
+    folding: Folding,
 ) -> Iterator[tuple[Op, Op]]:
-    """Every write whose value depends on the batch, with the first op that reads its variable afterwards in `each`
+    """Every write whose value depends on the batch, with the first op that reads its variable afterwards in each
     micro-batch.
 
-    `each` are the ops that run for every micro-batch, with its rows, or in the backward; reads for no such op can be
-    deferred. A write that is not in `deferred_ops` precedes the reads of the next micro-batch, wherever it is.
+    `micro_batch_ops` are the ops that run for every micro-batch, with its rows, or in the backward; reads for no such
+    op can be deferred. A write that is not in `deferred_ops` precedes the reads of the next micro-batch, wherever it
+    is.
     """
     for write in user_ops:
         if is_effect(write, graph) and any(folding.fold_of(value).kind != WHOLE for value in write.inputs):
@@ -183,7 +188,7 @@ def find_rereads(
             readers = [op for op in touching if handles.intersection(list_resources(op, graph))]
             after = graph.descend([write.index], control=True) if readers and write.index in deferred_ops else None
             due = (op for op in readers if after is None or op.index in after)
-            later = (op for op in due if not graph.descend([op.index]).isdisjoint(each))
+            later = (op for op in due if not graph.descend([op.index]).isdisjoint(micro_batch_ops))
             read = next(later, None)
             if read is not None:
                 yield write, read
@@ -201,7 +206,10 @@ DRAWS_NOTE = (
 
 @dataclass
 class BatchFolds:
-    """`deferred_ops` are ops that wait for merged values, `wholes` values of the inputs computed on the whole batch.
+    """How each value of a program depends on the batch, and what follows for a step that is divided.
+
+    Without a `folding` there is one micro-batch. `deferred_ops` are ops that wait for merged values, `wholes` values of
+    the inputs computed on the whole batch.
 
     `checks` are assertions; they recompute their inputs in `deferred_ops` for their own micro-batch. `added` are ops
     with coupled values that each micro-batch computes, and whose sum is added to a variable once.
@@ -217,10 +225,12 @@ class BatchFolds:
     notes: list[str] = field(default_factory=list)
 
     def merge(self, value: Value) -> str:
-        """The merge rule of a forward value; trivial for a single micro-batch."""
+        """The merge rule of a forward value (see `rules.merge_rule`), "only" for a single micro-batch; refuses values
+        that cannot be merged.
+        """
         if self.folding is None:
             return "only"
-        if self.program.weights and value in self.targets:
+        if self.program.loss_weights and value in self.targets:
             return "mean"
         state = self.folding.fold_of(value)
         rule = merge_rule(state)
@@ -229,24 +239,24 @@ class BatchFolds:
         if state.is_mergeable:  # the micro-batches' values together are not those of the batch
             reason = state.order_problem or f"it is {state.description}, computed from one micro-batch"
             state = Fold(COUPLED, blame=value.op, reason=reason)
-        self.refuse(state, "a value that is used after the micro-batches", allowed=bool(self.program.weights))
+        self.refuse(state, "a value that is used after the micro-batches", allowed=bool(self.program.loss_weights))
         spec = self.program.graph.spec(value)
         if spec.scalar:
             return "mean" if spec.floating else "last"
         return "concat:0" if spec.shape and spec.shape[0] is None else "last"
 
     @cached_property
-    def lines(self) -> BatchFixes:
-        """The lines of the script that would leave the batch whole, including those of replicas."""
+    def batch_fixes(self) -> BatchFixes:
+        """The changes of the script that would leave the batch whole, including those of replicas."""
         return find_batch_fixes(self.program)
 
     @cached_property
     def targets(self) -> frozenset[Value]:
-        """The differentiated values, with the weight of each micro-batch in the mean (nb.loss_weight)."""
+        """The differentiated values."""
         return frozenset(value for request in self.program.requests for value in request.targets)
 
     def layout(self, value: Value) -> str:
-        """How a boundary tensor relates to the micro-batches: by rows, replicated, or a partial sum."""
+        """How a boundary tensor relates to the micro-batches: "rows", "whole" (the same in each) or "partial"."""
         if self.folding is None:
             return "rows"
         kind, shape = self.folding.fold_of(value).kind, self.program.graph.spec(value).shape
@@ -254,22 +264,28 @@ class BatchFolds:
             return "rows"
         return kind if kind in ("rows", "whole") else "partial"
 
-    def refuse(self, state: Fold, what: str, ways: tuple[str, ...] = (), *, allowed: bool = False) -> None:
-        """Refuse a value that micro-batches would change, or add a note if that is allowed."""
-        refusal = verdict(state, self.program.graph, where=self.where, what=what, ways=ways, lines=self.lines)
+    def refuse(self, state: Fold, what: str, fixes: tuple[str, ...] = (), *, allowed: bool = False) -> None:
+        """Refuse a value that micro-batches would change, described by `what`, or add a note if that is allowed;
+        nothing if they would not. `fixes` are specific to this value.
+        """
+        refusal = coupling_error(
+            state, self.program.graph, where=self.where, what=what, fixes=fixes, batch_fixes=self.batch_fixes
+        )
         if refusal is not None and not allowed and self.program.pipeline.coupled != "allow":
             raise refusal
         self.note(refusal)
 
     def note(self, refusal: CaptureError | None) -> None:
-        """Add a note once for each cause, as a layer that couples rows affects both the loss and its writes."""
+        """Add a refusal as a note, once for each cause, as a layer that couples rows affects both the loss and its
+        writes.
+        """
         cause = "" if refusal is None else refusal.what.partition(": ")[2] or refusal.what
         if refusal is not None and not any(note.endswith(cause) for note in self.notes):
             self.notes.append(refusal.what)
 
 
 def find_batch_fixes(program: Program) -> BatchFixes:
-    """The lines that a user writes so that the batch of a program stays whole."""
+    """The changes by which the batch of a program stays whole."""
     copied = max((stage.replicas for stage in program.stages), default=1)
     count = program.pipeline.micro_batch
     return list_batch_fixes(count if count > copied else 1, copied=copied > 1)
@@ -299,31 +315,31 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     coupled, added = folding, _find_added_values(own, graph, folding) if allowed else {}
     if added:
         folding = _fold_program(program, checks=checks, means=means, sums=added, apart=True)
-    wholes = frozenset() if program.weights else frozenset(folding.wholes)
+    wholes = frozenset() if program.loss_weights else frozenset(folding.wholes)
     found = BatchFolds(program, folding, frozenset(), checks, wholes, where, frozenset(value.op for value in added))
-    found.note(None if loss is None else verdict(loss, graph, where=where))
+    found.note(None if loss is None else coupling_error(loss, graph, where=where))
     for value, op in added.items():
         found.refuse(coupled.fold_of(value), *_describe_write(op, program))
-    forward = (op for op in own if op.stage is not None or op.index in program.of_batch)
+    forward = (op for op in own if op.stage is not None or op.index in program.batch_dependent_ops)
     found.notes += [DRAWS_NOTE] * any(is_stateful_draw(op) or is_seeded_draw(op) for op in graph.with_bodies(forward))
     each = graph.ascend(value.op for value in targets)
     found.deferred_ops = frozenset(op.index for op in own if op.index not in each and _must_wait(op, program, folding))
-    about_all = split_assertions(graph, checks, folding)
-    for state in about_all.refused:
+    assertions = split_assertions(graph, checks, folding)
+    for state in assertions.refused:
         found.refuse(state, "an assertion", ("return the numbers from the step and check them outside",))
-    found.deferred_ops, found.checks = found.deferred_ops | about_all.deferred_ops, checks - about_all.deferred_ops
+    found.deferred_ops, found.checks = found.deferred_ops | assertions.deferred_ops, checks - assertions.deferred_ops
     for refusal in _find_refusals(own, found.deferred_ops, program, folding):
         found.refuse(*refusal)
     found.deferred_ops -= _find_writes_of_coupled_means(own, found.deferred_ops, graph, folding)
     # Writes that each micro-batch reads after its own write.
-    run = ({op.index for op in own if op.index in program.of_batch} - found.deferred_ops) | {
+    micro_batch_ops = ({op.index for op in own if op.index in program.batch_dependent_ops} - found.deferred_ops) | {
         op for request in program.requests for op in request.backward
     }
-    again = list(find_rereads(graph, own, run, found.deferred_ops, folding))
-    for write, read in again:
+    rereads = list(find_rereads(graph, own, micro_batch_ops, found.deferred_ops, folding))
+    for write, read in rereads:
         state = Fold(COUPLED, blame=read.index, reason=f"{_describe_resource(write, read, program)} {_REREAD_REASON}")
         found.refuse(state, "a result of the step", (_REREAD_FIX,) if write.index in found.deferred_ops else ())
-    found.deferred_ops -= graph.ascend(write.index for write, _ in again)
+    found.deferred_ops -= graph.ascend(write.index for write, _ in rereads)
     return found
 
 
@@ -332,7 +348,7 @@ _ADDITIONS = frozenset({"AddV2", "Add", "Sub"})
 
 
 def _find_added_values(own: Sequence[Op], graph: Graph, folding: Folding) -> dict[Value, Op]:
-    """The coupled values that are added to variables with no other writes, each with its write.
+    """The coupled values that are added to variables without other writes, each with the op that adds it.
 
     Their sum over micro-batches equals adding one after the other, and is the same in all processes.
     """
@@ -383,13 +399,15 @@ def _fold_program(program: Program, **options: Any) -> Folding:
 
 
 def count_entries_per_row(program: Program, values: Collection[Value]) -> Mapping[Value, int]:
-    """The entries along the first axis for each row of the batch, of those values that have equally many for each."""
+    """How many entries along its first axis a value has for each row of the batch; without values that have differently
+    many, or a number known only at run time.
+    """
     if not values:
         return {}
     folding = _fold_program(program)
     found = {value: folding.fold_of(value) for value in values}
     alike = (n for n, each in found.items() if each.kind == ROWS and each.axis == 0 and not each.ragged)
-    return {n: found[n].per for n in alike if found[n].per > 0}  # 0: known only at run time
+    return {n: found[n].per for n in alike if found[n].per > 0}
 
 
 _LINEAR_OPS = frozenset({"Identity", "AddV2", "AddN", "Sub", "Neg", "Mul", "RealDiv", "Cast"})
@@ -428,7 +446,7 @@ def _list_input_folds(op: Op, folding: Folding) -> list[Fold]:
 def _find_writes_of_coupled_means(
     user_ops: list[Op], deferred_ops: Collection[int], graph: Graph, folding: Folding
 ) -> set[int]:
-    """Writes of a mean on which a coupled write depends, too: like that one they run for each micro-batch.
+    """The writes of means on which coupled writes depend, too: like these they run for each micro-batch.
 
     BatchNormalization's variance is coupled, and its mean is not; averages of both are updated equally often.
     """
@@ -439,11 +457,11 @@ def _find_writes_of_coupled_means(
         if op.index not in deferred_ops and not all(s.is_mergeable for s in _list_input_folds(op, folding))
     ]
 
-    def other(op: int) -> bool:
+    def is_no_mean(op: int) -> bool:
         return any(folding.fold_of(value).kind != "mean" for value in graph.ops[op].values)
 
-    means = [op for op in graph.ascend(op.index for op in coupled) if graph.ops[op].outputs and not other(op)]
-    return graph.descend(means, skip=other) & {op.index for op in writes} if means else set()
+    means = [op for op in graph.ascend(op.index for op in coupled) if graph.ops[op].outputs and not is_no_mean(op)]
+    return graph.descend(means, skip=is_no_mean) & {op.index for op in writes} if means else set()
 
 
 def _describe_resource(write: Op, read: Op, program: Program) -> str:
@@ -488,11 +506,11 @@ def _find_refusals(
     graph = program.graph
     for op in user_ops:
         if is_effect(op, graph) and list_resources(op, graph) and op.index not in deferred_ops:
-            what, ways = _describe_write(op, program)
-            given = _list_input_folds(op, folding)
-            reason = _explain_write(op, given)
-            states = given if reason is None else [Fold(COUPLED, blame=op.index, reason=reason)]
-            yield from ((state, what, ways) for state in states)
+            what, fixes = _describe_write(op, program)
+            inputs = _list_input_folds(op, folding)
+            reason = _explain_write(op, inputs)
+            states = inputs if reason is None else [Fold(COUPLED, blame=op.index, reason=reason)]
+            yield from ((state, what, fixes) for state in states)
     for number in sorted(op for request in program.requests for op in request.backward):
         if is_effect(graph.ops[number], graph) and list_resources(graph.ops[number], graph):
             state = Fold(COUPLED, blame=number, reason="the backward writes a variable, once for each micro-batch")
@@ -554,8 +572,8 @@ def explain_coupling(program: Program, where: Where = lambda op: "") -> str:
 
 def _are_uncoupled(folds: BatchFolds) -> bool:
     folding, program = folds.folding, folds.program
-    if folding is None or program.weights:
+    if folding is None or program.loss_weights:
         return True
-    returned = [value for value in program.returns if value.op in program.of_batch]
+    returned = [value for value in program.returns if value.op in program.batch_dependent_ops]
     kept = all(merge_rule(folding.fold_of(value)._replace(inputs=False)) != "coupled" for value in returned)
     return kept and all(folding.fold_of(target).is_mergeable for target in folds.targets)

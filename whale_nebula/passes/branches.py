@@ -112,8 +112,8 @@ def _assign_owners(branch: Branch, owners: dict[str, Owners]) -> bool:
 
 def _split_branch(branch: Branch, found: _Ownership) -> BranchSplit | None:
     graph = branch.graph
-    wanted = {op for op in found.shared if not is_read(graph.ops[op]) or _is_movable(graph.ops[op], found)}
-    out = graph.ascend(wanted) - branch.argument_names.keys()
+    movable = {op for op in found.shared if not is_read(graph.ops[op]) or _is_movable(graph.ops[op], found)}
+    out = graph.ascend(movable) - branch.argument_names.keys()
     if any(index in found.effects or not _is_movable(graph.ops[index], found) for index in out):
         return None
     split = BranchSplit(frozenset(out))
@@ -121,12 +121,12 @@ def _split_branch(branch: Branch, found: _Ownership) -> BranchSplit | None:
         own = {index for index, owner in found.effects.items() if owner == key}
         inside = graph.ascend(own, stop=lambda op: op in out or op in branch.argument_names)
         split.groups[key] = frozenset(inside - out - branch.argument_names.keys())
-    split.predecessors = {key: _list_before(graph, key, split.groups) for key in split.groups}
+    split.predecessors = {key: _find_predecessors(graph, key, split.groups) for key in split.groups}
     return split
 
 
-def _list_before(graph: Graph, key: Owners, groups: Mapping[Owners, frozenset[int]]) -> set[Owners]:
-    """The groups on whose ops this one depends, including that of a write on earlier reads."""
+def _find_predecessors(graph: Graph, key: Owners, groups: Mapping[Owners, frozenset[int]]) -> set[Owners]:
+    """The groups with ops that must run before this one, by control edges: also a read before a write."""
     waits = {before for op in groups[key] for before in graph.ops[op].control}
     return {other for other, ops in groups.items() if other != key and not waits.isdisjoint(ops)}
 
@@ -140,7 +140,8 @@ Aliases = Mapping[Value, Value]
 
 
 def remove_bundles(program: Program) -> tuple[Program, Aliases]:
-    """The program without bundles of gradients, and the replacement of each bundled value.
+    """The program without bundles (IdentityN ops) of gradients, and the bundled value that replaces each of their
+    outputs.
 
     >>> from whale_nebula.ir.text import from_text
     >>> remove_bundles(Program(from_text("%0 = Const {value=(1,)} int32[]")))[1]
@@ -155,7 +156,7 @@ def remove_bundles(program: Program) -> tuple[Program, Aliases]:
 
 
 def find_bundle_aliases(graph: Graph, chosen: Callable[[int], bool]) -> Aliases:
-    """The replacement of each output of the chosen bundles."""
+    """The input that replaces each output of the chosen bundles (IdentityN ops)."""
     found: dict[Value, Value] = {}
     for op in graph.ops:
         if op.type == "IdentityN" and chosen(op.index):
@@ -164,7 +165,7 @@ def find_bundle_aliases(graph: Graph, chosen: Callable[[int], bool]) -> Aliases:
 
 
 def rewire(graph: Graph, aliases: Aliases) -> Graph:
-    """The graph in which every op reads the bundle's inputs directly."""
+    """The graph in which every op reads the replacements in `aliases`."""
 
     def read(op: Op) -> Op:
         if aliases.keys().isdisjoint(op.inputs):

@@ -1,4 +1,4 @@
-"""Check the order of stages: within a phase no tensor flows back to an earlier stage."""
+"""Checks of a labelled program: the order of stages, random draws, state that stages share, and calls of Python."""
 
 from __future__ import annotations
 
@@ -111,10 +111,10 @@ def _find_placed_layer(graph: Graph, labels: Mapping[int, int], op: int) -> str:
     """The layer of `nb.place` that an op belongs to, or else the nearest one before it in the same stage."""
     queue, seen = [op], {op}
     while queue:
-        found = graph.ops[queue.pop(0)]
-        if LAYER in found.attributes:
-            return str(found.attributes[LAYER])
-        before = [value.op for value in found.inputs if labels.get(value.op) == labels.get(op)]
+        nearest = graph.ops[queue.pop(0)]
+        if LAYER in nearest.attributes:
+            return str(nearest.attributes[LAYER])
+        before = [value.op for value in nearest.inputs if labels.get(value.op) == labels.get(op)]
         queue += [each for each in before if each not in seen]
         seen.update(before)
     return ""

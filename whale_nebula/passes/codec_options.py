@@ -33,33 +33,33 @@ def _list_scopes(program: Program, value: Value, readers: Collection[int] | None
 
 
 def find_scope(program: Program, value: Value, readers: Collection[int] | None = None) -> int | None:
-    """The effective compress scope: the innermost around the producer, else around the first consumer."""
+    """The number of the effective compress scope of a value (see `_list_scopes`); None if it has none."""
     return next(_list_scopes(program, value, readers), None)
 
 
 def find_scope_line(program: Program, scope: int | None) -> str:
-    """The line of a compress scope."""
-    return "" if scope is None else next(iter(program.sites[scope : scope + 1]), "")
+    """The line of a compress scope; "" if there is none."""
+    return "" if scope is None else next(iter(program.compress_sites[scope : scope + 1]), "")
 
 
 def choose_codec(program: Program, value: Value, scope: int | None, direction: int, mask: Value | None) -> str:
-    """The codec of a value in a compress scope, forward (0) or backward (1)."""
+    """The codec, as text, of a value in a compress scope, forward (0) or backward (1); "none" without a scope."""
     if scope is None:
         return "none"
-    spec, way = program.graph.spec(value), parse_encoding(program.compressions[scope][direction])
-    if not spec.rank and (spec.rank == 0 or way.coded):
+    spec, encoding = program.graph.spec(value), parse_encoding(program.compressions[scope][direction])
+    if not spec.rank and (spec.rank == 0 or encoding.coded):
         return "none"
     if not spec.floating:
-        return "bits" if (way.codec is not None or way.auto) and spec.dtype in TYPES else "none"
-    way = way if mask is not None else replace(way, mask=None)
-    return "none" if spec.dtype.startswith("complex") else str(way)
+        return "bits" if (encoding.codec is not None or encoding.auto) and spec.dtype in TYPES else "none"
+    encoding = encoding if mask is not None else replace(encoding, mask=None)
+    return "none" if spec.dtype.startswith("complex") else str(encoding)
 
 
 def find_mask(
     program: Program, value: Value, readers: Collection[int] | None = None
 ) -> tuple[Value | None, str | None]:
-    """The mask of a boundary: the input that the scope names, or the tensor's Keras mask. If one was requested but is
-    missing, the reason.
+    """The mask of the rows of a boundary, the input that the scope names or the tensor's Keras mask; None and the
+    reason if one is requested that does not fit or does not exist.
     """
     name, spec = _find_requested_mask(program, value, readers), program.graph.spec
     mask = None if name is None else _find_input(program, "mask", name) if name else program.masks.get(value)
@@ -78,8 +78,8 @@ def _find_requested_mask(program: Program, value: Value, readers: Collection[int
 
     A prediction step may lack inputs of training.
     """
-    ways = (parse_encoding(program.compressions[scope][0]) for scope in _list_scopes(program, value, readers))
-    name = next((way.mask for way in ways if way.mask is not None), None)
+    encodings = (parse_encoding(program.compressions[scope][0]) for scope in _list_scopes(program, value, readers))
+    name = next((each.mask for each in encodings if each.mask is not None), None)
     absent = name and not program.requests and all(leaf.name != name for leaf in program.leaves)
     return None if absent else name
 
@@ -99,9 +99,12 @@ def _find_input(program: Program, option: str, name: str) -> Value:
 
 
 def _find_option_line(program: Program, option: str, name: str) -> str | None:
-    """The line of the compress scope with this option."""
-    ways = (parse_encoding(there) for there, _ in program.compressions)
-    return next((site for way, site in zip(ways, program.sites, strict=False) if getattr(way, option) == name), None)
+    """The line of the compress scope whose option has this value; None if its line is unknown."""
+    encodings = (parse_encoding(there) for there, _ in program.compressions)
+    return next(
+        (site for each, site in zip(encodings, program.compress_sites, strict=False) if getattr(each, option) == name),
+        None,
+    )
 
 
 def _marks_rows(program: Program, mask: Value, value: Value) -> bool:
@@ -135,10 +138,10 @@ def list_scope_notes(program: Program, boundaries: Sequence[Boundary]) -> Iterat
     used: set[str] = set()
     overruled: dict[str, str] = {}
     for each in boundaries:
-        counting = find_scope(program, each.value, each.destinations)
-        if counting is None:
+        scope = find_scope(program, each.value, each.destinations)
+        if scope is None:
             continue
-        used.add(here := find_scope_line(program, counting))
+        used.add(here := find_scope_line(program, scope))
         readers = (
             op for op in program.graph.consumers(each.value) if program.labels.get(op.index) in each.destinations
         )
@@ -148,7 +151,7 @@ def list_scope_notes(program: Program, boundaries: Sequence[Boundary]) -> Iterat
                 f"b{each.slot}: nb.compress at {site} is ignored: the tensor is produced in nb.compress at {here}"
             )
     yield from overruled.values()
-    for site in dict.fromkeys(program.sites) if program.local_sgd is None else ():  # else for weights
+    for site in dict.fromkeys(program.compress_sites) if program.local_sgd is None else ():  # else for weights
         if site not in used and site not in overruled:
             yield f"nb.compress at {site} has no effect: it contains no tensor that crosses"
 
@@ -174,12 +177,12 @@ def _describe_state(text: str, dims: tuple[int, ...]) -> str:
     >>> _describe_state("rank(4) >> int8", (8, 16)), _describe_state("topk(0.5)", (8, 16))
     ('its own basis', '')
     """
-    way = parse_encoding(text)
-    if way.delta is not None:
+    encoding = parse_encoding(text)
+    if encoding.delta is not None:
         return "its own samples to compute deltas from"
-    if way.structure is not None and way.structure.news(dims):
+    if encoding.structure is not None and encoding.structure.news(dims):
         return "its own basis"
-    return "its own ramp" if way.ladder and not way.auto else ""
+    return "its own ramp" if encoding.ladder and not encoding.auto else ""
 
 
 def check_crossable(cut: Cut, where: Callable[[int], str]) -> None:

@@ -41,7 +41,7 @@ from whale_nebula.passes.facts import (
     Facts,
     LayoutChange,
     find_pieces,
-    find_wanted_pieces,
+    find_requestable_pieces,
 )
 from whale_nebula.passes.rules.registry import Axes, Fold, Labels
 from whale_nebula.spec import Spec, Value
@@ -113,8 +113,8 @@ class Question:
 @dataclass
 class Completion:
     """The strategies of all ops. `requested_layouts` are made in pieces though all their inputs are whole; `needs` has
-    for each converted value and layout the places of the ops that need it, in order. `ways` caches the strategies of an
-    op by the layouts of its inputs and the wanted output.
+    for each converted value and layout the places of the ops that need it, in order. `strategies` caches those of an op
+    by the layouts of its inputs and the requested ones of its outputs.
     """
 
     question: Question
@@ -124,23 +124,24 @@ class Completion:
     reshards: dict[int, tuple[Reshard, ...]] = field(default_factory=dict)
     needs: dict[tuple[Value, Layout], tuple[int, ...]] = field(default_factory=dict)
     joint_ops: set[int] = field(default_factory=set)
-    ways: dict[tuple[Any, ...], tuple[CostedStrategy, ...]] = field(default_factory=dict)
+    strategies: dict[tuple[Any, ...], tuple[CostedStrategy, ...]] = field(default_factory=dict)
 
     @classmethod
     def start(cls, question: Question) -> Completion:
-        """A visit of all ops."""
+        """The completion of a question by a first visit of all ops."""
         found = cls(question, question.variables)
         found.revise(range(len(question.ops)))
         return found
 
-    def follow(self, step: LayoutChange) -> Completion:
-        """A copy with variables and materialized values in the pieces of a step."""
+    def follow(self, change: LayoutChange) -> Completion:
+        """A copy in which variables and materialized values have the pieces of a change."""
         copies = {name: getattr(self, name).copy() for name in ("by_value", "reshards", "needs", "joint_ops")}
-        variables, wanted = {**self.variables, **step.variables}, {**self.requested_layouts, **step.requested_layouts}
-        found = replace(self, variables=variables, requested_layouts=wanted, **copies)
+        variables = {**self.variables, **change.variables}
+        requested_layouts = {**self.requested_layouts, **change.requested_layouts}
+        found = replace(self, variables=variables, requested_layouts=requested_layouts, **copies)
         facts = self.question.facts
-        changed = [place for variable in step.variables for place in facts.readers(Value(variable))]
-        changed += [facts.places[value.op] for value in step.requested_layouts]
+        changed = [place for variable in change.variables for place in facts.readers(Value(variable))]
+        changed += [facts.places[value.op] for value in change.requested_layouts]
         found.revise(changed)
         return found
 
@@ -162,10 +163,10 @@ class Completion:
             return ()
         before = [self.by_value.pop(value, None) for value in op.values]
         key = (op.index, *map(self.layout, op.inputs), *map(self.requested_layouts.get, op.values))
-        if key not in self.ways:
-            self.ways[key] = tuple(self.price_strategy(op, each) for each in self.list_strategies(op))
-        ways = self.ways[key]
-        best = min(ways, key=lambda each: self.cost(each, place)).strategy if len(ways) > 1 else ways[0].strategy
+        if key not in self.strategies:
+            self.strategies[key] = tuple(self.price_strategy(op, each) for each in self.list_strategies(op))
+        costed = self.strategies[key]
+        best = min(costed, key=lambda each: self.cost(each, place)).strategy if len(costed) > 1 else costed[0].strategy
         inputs = zip(op.inputs, best.inputs, strict=True)
         changed = self.reshard(op, place, [(value, need) for value, need in inputs if need is not None])
         self.by_value.update(zip(op.values, best.outputs, strict=True))
@@ -173,29 +174,29 @@ class Completion:
         changed |= {value for value, was in zip(op.values, before, strict=True) if self.by_value.get(value) != was}
         return chain.from_iterable(map(self.question.facts.readers, changed))
 
-    def price_strategy(self, op: Op, way: Strategy) -> CostedStrategy:
-        """The bytes of communication of a strategy, with those of a later all-reduce of a partial sum."""
+    def price_strategy(self, op: Op, strategy: Strategy) -> CostedStrategy:
+        """A strategy with the bytes of communication that it causes, including a later all-reduce of a partial sum."""
         size, count = self.question.facts.size, self.question.count
         crossing: list[tuple[tuple[Value, Layout] | None, float]] = []
         masked = False
-        for value, need in zip(op.inputs, way.inputs, strict=True):
+        for value, need in zip(op.inputs, strategy.inputs, strict=True):
             held = self.layout(value)
             kind = None if need is None else choose_collective(held, need)
             if need is not None and kind is not None:
                 crossing.append(((value, need), count_bytes(kind, size(value), count)))
             masked |= need == PARTIAL_LAYOUT and held == WHOLE_LAYOUT
-        for value, layout in zip(op.values, way.outputs, strict=True):
+        for value, layout in zip(op.values, strategy.outputs, strict=True):
             if layout.kind == PARTIAL:
                 crossing.append((None, count_bytes("all-reduce", size(value), count)))
-        return CostedStrategy(way, tuple(crossing), masked or WHOLE_LAYOUT in way.outputs)
+        return CostedStrategy(strategy, tuple(crossing), masked or WHOLE_LAYOUT in strategy.outputs)
 
-    def cost(self, way: CostedStrategy, place: int) -> tuple[float, bool]:
+    def cost(self, costed: CostedStrategy, place: int) -> tuple[float, bool]:
         """Cost of a strategy: bytes of communication, then whether it repeats work. Reshards that an earlier op has
         made are free.
         """
         here = (place,)
-        own = (nbytes for key, nbytes in way.crossing if key is None or self.needs.get(key, here)[0] >= place)
-        return sum(own), way.repeats
+        own = (nbytes for key, nbytes in costed.crossing if key is None or self.needs.get(key, here)[0] >= place)
+        return sum(own), costed.repeats
 
     def layout(self, value: Value) -> Layout:
         """The layout of a value: that of its op's strategy, a variable's as it is held, a gradient's as its part."""
@@ -263,13 +264,13 @@ class Completion:
 
     def explain(self, op: Op) -> str:
         """The reason why an op that reads pieces is run whole, if it has no rule for its axes; otherwise ""."""
-        found = self.question.facts.describe(op) if self.is_cut(op) and self.find_strategy(op) is None else None
+        found = self.question.facts.describe(op) if self.is_cut(op) and self.find_only_strategy(op) is None else None
         if not isinstance(found, str):
             return ""
         return f"{op.type} runs unsharded on every device: {found} ({self.question.where(op.index)})"
 
     def is_cut(self, op: Op) -> bool:
-        """Whether an input of an op is not whole, or an output is wanted in pieces."""
+        """Whether an input of an op is not whole, or an output is requested in pieces, and the op may be cut."""
         if op.index in self.question.kept_whole:
             return False
         return any(self.layout(value) != WHOLE_LAYOUT for value in op.inputs) or any(
@@ -278,33 +279,37 @@ class Completion:
 
     def list_strategies(self, op: Op) -> Iterator[Strategy]:
         """All strategies of an op, first the one with everything whole."""
-        only = self.find_strategy(op)
+        only = self.find_only_strategy(op)
         yield only or Strategy((WHOLE_LAYOUT,) * len(op.inputs), (WHOLE_LAYOUT,) * len(op.outputs))
         if only is not None or not self.is_cut(op):
             return
-        ways = [*self.list_partial_strategies(op)]
+        strategies = [*self.list_partial_strategies(op)]
         found = self.question.facts.describe(op)
         if not isinstance(found, str):
             for label in self.list_labels(op, found):
-                ways += self.list_strategies_along(op, found, label)
-        for way in ways:  # a value that is several inputs of an op is read in one layout
-            needs = {(value, need or self.layout(value)) for value, need in zip(op.inputs, way.inputs, strict=True)}
+                strategies += self.list_strategies_along(op, found, label)
+        for strategy in strategies:  # a value that is several inputs of an op is read in one layout
+            needs = {
+                (value, need or self.layout(value)) for value, need in zip(op.inputs, strategy.inputs, strict=True)
+            }
             if len(needs) == len(set(op.inputs)):
-                yield way
+                yield strategy
 
-    def find_strategy(self, op: Op) -> Strategy | None:
-        """The only possible strategy of an op, if there is one: ops that read, write or measure accept any layout."""
-        variable, any_way = self.variables.get(op.inputs[0].op, WHOLE_LAYOUT), (None,) * len(op.inputs)
+    def find_only_strategy(self, op: Op) -> Strategy | None:
+        """The only possible strategy of an op: of one that reads or writes a variable, or measures a tensor, and of
+        marked ones; None for others.
+        """
+        variable, any_layouts = self.variables.get(op.inputs[0].op, WHOLE_LAYOUT), (None,) * len(op.inputs)
         if op.type in ASSIGNS:
-            return Strategy((None, variable, *any_way[2:]), ())
+            return Strategy((None, variable, *any_layouts[2:]), ())
         if op.type in SCATTERS:
             return Strategy(
                 (None, WHOLE_LAYOUT, self.choose_updates_layout(op, variable)), (), variable != WHOLE_LAYOUT
             )
         if op.type == "ReadVariableOp":
-            return Strategy(any_way, (variable,))
+            return Strategy(any_layouts, (variable,))
         if op.type == "IdentityN":
-            return Strategy(any_way, tuple(self.layout(value) for value in op.inputs))
+            return Strategy(any_layouts, tuple(self.layout(value) for value in op.inputs))
         if op.index in self.question.row_starts:
             return Strategy((Layout(SPLIT, 0),), (Layout(SPLIT, 0),))
         if op.index in self.question.row_ends:
@@ -315,7 +320,7 @@ class Completion:
             given = (WHOLE_LAYOUT,) * (len(op.inputs) - 2)
             return Strategy((*given, None, WHOLE_LAYOUT), (*whole, PARTIAL_LAYOUT) if pulls else (held,), True)
         if op.type in SHAPE_OPS:
-            return Strategy(any_way, (WHOLE_LAYOUT,) * len(op.outputs))
+            return Strategy(any_layouts, (WHOLE_LAYOUT,) * len(op.outputs))
         return None
 
     def list_partial_strategies(self, op: Op) -> Iterator[Strategy]:
@@ -333,7 +338,7 @@ class Completion:
                 yield Strategy(tuple(needs), outputs)
 
     def list_labels(self, op: Op, found: Axes) -> list[str]:
-        """The axes along which an input is sharded, or the output should be."""
+        """The labels of the axes along which an input is sharded, or an output is requested to be."""
         sides = zip(op.inputs, found.inputs, strict=False)
         held = [(self.layout(value), side) for value, side in sides if side is not None]
         made = zip(op.values, found.outputs, strict=True)
@@ -341,7 +346,7 @@ class Completion:
         return list(dict.fromkeys(side[layout.axis] for layout, side in held if layout.kind == SPLIT))
 
     def list_strategies_along(self, op: Op, found: Axes, label: str) -> Iterator[Strategy]:
-        """The strategy of an op in which one axis is cut in all operands that have it."""
+        """The strategy of an op, if any, in which the axis with this label is cut in all operands that have it."""
         goes = not any(label in (side or ()) for side in found.outputs)
         together = label in found.mixed or (goes and found.folded in ("max", "min"))
         if together and op.type not in COOPERATIVE | _LOOKUP_OPS:
@@ -367,7 +372,7 @@ class Completion:
         yield Strategy(tuple(inputs), tuple(outputs), together)
 
     def count_units(self, op: Op, sides: Sequence[Labels | None], label: str) -> int:
-        """The number of units of an axis: at most its smallest size in any operand."""
+        """The number of indivisible units of an axis: the smallest in any operand; 0 if unknown."""
         sizes = []
         for value, side in zip((*op.inputs, *op.values), sides, strict=True):
             shape = self.spec(value).shape
@@ -380,7 +385,7 @@ class Completion:
         return min(sizes, default=0)
 
     def spec(self, value: Value) -> Spec:
-        """The form of a value; with an unknown shape for a variable's handle."""
+        """The spec of a value; with an unknown shape for a variable's handle."""
         found = self.question.facts.spec(value)
         return Spec(found.dtype, None) if found.dtype == "resource" else found
 
@@ -408,9 +413,9 @@ _EXTRA_BYTES = 64
 
 
 def complete_layouts(question: Question) -> Layouts:
-    """The layouts of all values. Variables without a given layout get the pieces that some reader or writer uses, and
-    materialized values are sharded, if that adds no communication: all of them if possible, else greedily until nothing
-    changes.
+    """The layouts of all values of a question. Variables without a given layout get the pieces that some reader or
+    writer uses, and materialized values are sharded, if that adds no communication: all of them if possible, else
+    greedily until nothing changes.
     """
     found = _follow_pieces(question)
     apart = _follow_pieces(replace(question, row_ends=())) if question.row_ends else found
@@ -420,24 +425,24 @@ def complete_layouts(question: Question) -> Layouts:
 def _follow_pieces(question: Question) -> Layouts:
     run = Completion.start(question)
     while True:
-        steps = list(_list_steps(run))
-        for step in [LayoutChange.join(steps), *steps] if len(steps) > 1 else steps:
-            other = run.follow(step)
-            if other.nbytes <= run.nbytes + (_EXTRA_BYTES if step.requested_layouts else 0):
+        changes = list(_list_changes(run))
+        for change in [LayoutChange.join(changes), *changes] if len(changes) > 1 else changes:
+            other = run.follow(change)
+            if other.nbytes <= run.nbytes + (_EXTRA_BYTES if change.requested_layouts else 0):
                 run = other
                 break
         else:
             return run.list_layouts()
 
 
-def _list_steps(run: Completion) -> Iterator[LayoutChange]:
+def _list_changes(run: Completion) -> Iterator[LayoutChange]:
     """The variables and values that could be sharded in addition."""
     known = {*run.question.settled, *run.variables}
     for variable, layout in find_pieces(run.question.graph, run.all_reshards).items():
         if variable not in known:
             yield LayoutChange({variable: layout}, {})
-    for step in find_wanted_pieces(
+    for change in find_requestable_pieces(
         run.question.facts, run.all_reshards, known, lambda value: run.layout(value) == WHOLE_LAYOUT
     ):
-        if not step.requested_layouts.keys() <= run.requested_layouts.keys():
-            yield step
+        if not change.requested_layouts.keys() <= run.requested_layouts.keys():
+            yield change

@@ -27,7 +27,7 @@ WorkerNumbers = frozenset[int]
 
 @dataclass
 class RestrictedInputs:
-    """The workers that can compute values of inputs only, given that not all workers have the inputs `names`."""
+    """The workers that can compute values of inputs alone, if the inputs `names` are only at their readers."""
 
     program: Program
     parts: Parts
@@ -42,7 +42,7 @@ class RestrictedInputs:
             self._record_inputs(op)
 
     def _record_inputs(self, op: Op) -> None:
-        """Record the restricted inputs that an op depends on, directly or indirectly."""
+        """Record the restricted inputs that an op depends on, and the workers of its stage as their readers."""
         given = [value.op for value in op.inputs if value.op in self._inputs_by_op]
         rows_alone = needs_only_rows(self.program.graph, op)
         found = WorkerNumbers().union(
@@ -112,16 +112,19 @@ class Draft:
 class Cutter:
     """The drafts of all fragments. `wholes` are batch-wide values of inputs alone (micro-batches > 1).
 
-    With `owner`, a returned tensor stays on its workers, which are in `owned`; scalars are sent to all.
+    With `keeps_results`, a returned tensor stays on the workers that compute it, which are in `owned`; scalars are sent
+    to all.
     `restricted_inputs` names the inputs that only the clusters of the stages that read them receive. `crossings` are
-    the phases in which a value goes from one worker to another, `early` those that arrive before the updates.
+    by (value, source, reader) the phases in which a value goes from one worker to another, `early` the values that
+    arrive before the updates. `update_readers` are the workers whose updates read a value of the forward, `masks` those
+    of boundaries that forwards compute.
     """
 
     program: Program
     parts: Parts
     homes: Homes
     wholes: frozenset[Value] = frozenset()
-    owner: bool = False
+    keeps_results: bool = False
     restricted_inputs: Collection[str] = ()
     owned: dict[Value, WorkerNumbers] = field(default_factory=dict)
     drafts: dict[Key, Draft] = field(default_factory=dict)
@@ -131,7 +134,7 @@ class Cutter:
     masks: set[Value] = field(default_factory=set)
 
     def run(self) -> dict[Key, Draft]:
-        """Draft everything, last part first."""
+        """Draft all fragments, last part first; returns those that are not empty."""
         self._restrictions = RestrictedInputs(
             self.program, self.parts, self.restricted_inputs, self.homes.stage_workers
         )
@@ -172,14 +175,14 @@ class Cutter:
         rounds of others.
         """
         for worker in self._workers:
-            last = self.homes.rounds(phase, worker)
+            last = self.homes.last_round(phase, worker)
             for op in self._effects(phase, UPDATE):
                 if worker in self.homes.home_of_effect(op):
                     number = FIRST_ROUND if self._can_assert_early(op, worker) else last
                     self._add_roots(Key("update", phase, worker, number), [op])
             if phase == self.parts.phases - 1:
                 self._request_results(self.draft(Key("update", phase, worker, last)))
-        rounds = 1 + max(self.homes.rounds(phase, worker) for worker in self._workers)
+        rounds = 1 + max(self.homes.last_round(phase, worker) for worker in self._workers)
         for number in (*reversed(range(rounds)), FIRST_ROUND):
             for worker in self._workers:
                 self._walk(Key("update", phase, worker, number))
@@ -218,7 +221,7 @@ class Cutter:
         return all(worker in self.homes.home_of(op) and op not in self.parts.effects for op in made)
 
     def _request_results(self, draft: Draft) -> None:
-        """Request the same results from every worker's last update."""
+        """Let the last update of a worker return the results of the step that the worker gives to the user."""
         _, phase, worker, _ = draft.key
         for value in self.program.returns:
             op = self.program.graph.ops[value.op]
@@ -234,10 +237,10 @@ class Cutter:
                 self.update_readers.setdefault(value, set()).add(worker)
 
     def _find_owners(self, op: Op, value: Value) -> WorkerNumbers:
-        """The workers that return a value to the user."""
+        """The workers that return a result to the user; recorded in `owned` if not all do."""
         pure = op.index in self.parts.pure
         makers = self._restrictions.makers(value) if pure else WorkerNumbers()
-        if not self.owner or self.program.graph.spec(value).scalar or (pure and not makers):
+        if not self.keeps_results or self.program.graph.spec(value).scalar or (pure and not makers):
             return self.homes.all_workers
         part = self._find_part(op, 3 * self.parts.phases - 3 + UPDATE)
         if pure:
@@ -283,7 +286,7 @@ class Cutter:
     def _draft_weights(self, worker: int) -> None:
         """Draft the fragment of nb.loss_weight for each micro-batch, before the first one starts."""
         key = Key("weight", 0, worker)
-        for value in self.program.weights if self.program.pipeline.micro_batch > 1 else ():
+        for value in self.program.loss_weights if self.program.pipeline.micro_batch > 1 else ():
             op = self.program.graph.ops[value.op]
             if value.op not in self.parts.pure and op.type != "Const":
                 raise NotYetError(
@@ -297,7 +300,7 @@ class Cutter:
 
     # ------------------------------------------------------------------ the walk
     def _walk(self, key: Key) -> None:
-        """Walk back from a draft's results, and include all ops that it may compute."""
+        """Walk back from a draft's results and effects, and add the ops that it computes; others are requested."""
         draft = self.drafts.get(key)
         if draft is None:
             return
@@ -366,7 +369,7 @@ class Cutter:
         part = self.parts.recomputed_checks.get(op.index, -1)
         home, kind = divmod(part if part // 3 == phase else self._find_part(op, at), 3)
         if kind == UPDATE:
-            return Key("update", home, worker, self.homes.rounds(home, worker))
+            return Key("update", home, worker, self.homes.last_round(home, worker))
         if kind == PROLOGUE:
             if op.index in self.parts.effects or self._is_pinned(op, at):
                 return Key("prologue", home, worker)
@@ -374,9 +377,7 @@ class Cutter:
         return None if (home, label) == (phase, stage) else Key("forward", home, label)
 
     def _is_size_alone(self, op: Op, key: Key) -> bool:
-        """Whether a backward needs only the size of a forward value that it would otherwise keep: then the forward
-        passes the size on.
-        """
+        """Whether a backward needs only the size of a forward value, which the forward then passes on instead of it."""
         graph, own = self.program.graph, key._replace(kind="forward")
         if op.type not in SHAPE_OPS or any(graph.ops[value.op].role for value in op.inputs):
             return False
@@ -447,10 +448,10 @@ class Cutter:
         """The home of a value of an earlier phase's update: this worker, or one that sends it."""
         if worker not in self.homes.home_of(op.index):
             return self._cross(value, phase, worker)
-        return Key("update", phase, worker, self.homes.rounds(phase, worker))
+        return Key("update", phase, worker, self.homes.last_round(phase, worker))
 
     def _cross(self, value: Value, phase: int, worker: int) -> Key:
-        """Let the update of a worker that has a value send it to another; returns the key of that update."""
+        """Let the update of a worker that has a value send it to `worker`; returns the key of that update."""
         home = min(self.homes.home_of(value.op))
         self.crossings[value, home, worker] = phase
         return Key("update", phase, home, self.homes.round_of(value.op, home))

@@ -1,4 +1,4 @@
-"""Classify ops by side effects: lasting effects (writes, prints, Python calls) and checks (assertions)."""
+"""Classify ops: effects (writes, prints, Python calls), checks (assertions), random draws, and reads of variables."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ STATEFUL_DRAWS = frozenset({
     "RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt", "Multinomial", "RandomShuffle",
     "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoissonV2",
 })  # fmt: skip
-"""Ops that draw numbers from a state of their own."""
-_STATELESS_OPS = STATEFUL_DRAWS | {
+"""Ops that draw numbers from a state in their kernel, which is no effect."""
+_OPS_WITHOUT_EFFECT = STATEFUL_DRAWS | {
     "Placeholder", "Const", "VarHandleOp", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp",
     "VariableShape", "_ReadVariablesOp", "LookupTableFindV2", "LookupTableSizeV2", "EmptyTensorList",
     "TensorListReserve",
@@ -31,7 +31,7 @@ def is_effect(op: Op, graph: Graph) -> bool:
     """Whether an op changes state outside the step's values; a loop does if its body does."""
     if op.functions:
         return any(is_effect(inner, graph) for name in op.functions for inner in graph.functions[name].ops)
-    return op.stateful and op.type not in _STATELESS_OPS
+    return op.stateful and op.type not in _OPS_WITHOUT_EFFECT
 
 
 _CHECK_OPS = frozenset({"Assert", "CheckNumerics", "CheckNumericsV2"})
@@ -52,14 +52,14 @@ def is_check(op: Op, graph: Graph, returned: Collection[Value] = ()) -> bool:
 
 
 def _has_reader(op: Op, graph: Graph, returned: Collection[Value]) -> bool:
-    """Whether a value is used other than by an Identity without readers."""
+    """Whether a result of an op is returned, or read by an op other than an Identity without readers."""
     readers = [reader for value in op.values for reader in graph.consumers(value)]
     read = any(reader.type != "Identity" or _has_reader(reader, graph, returned) for reader in readers)
     return read or any(value in returned for value in op.values)
 
 
 def is_stateful_draw(op: Op) -> bool:
-    """Whether an op draws random numbers, different ones in each run."""
+    """Whether an op draws random numbers from a state in its kernel, different ones in each run."""
     return op.type in STATEFUL_DRAWS
 
 
@@ -75,14 +75,14 @@ def find_seed_ops(op: Op, graph: Graph) -> set[int]:
 
 
 def list_resources(op: Op, graph: Graph) -> tuple[int, ...]:
-    """The captured handles that an op touches."""
+    """The ops of the captured resource handles that an op has as inputs."""
     return tuple(
         value.op for value in op.inputs if graph.ops[value.op].role == CAPTURE and graph.spec(value).dtype == "resource"
     )
 
 
 def find_written_inputs(op: Op, graph: Graph) -> tuple[int, ...]:
-    """The positions of the resources that an effect may write; a cond or a loop only reads some of its own."""
+    """The positions of the inputs whose resources an effect may write; of a cond or loop those that a body writes."""
     held = [position for position, value in enumerate(op.inputs) if graph.spec(value).dtype == "resource"]
     if not op.functions:
         return tuple(held)
@@ -102,7 +102,7 @@ def _writes_argument(body: Graph, position: int) -> bool:
 
 
 def find_written_handles(op: Op, graph: Graph) -> tuple[int, ...]:
-    """The captured handles that an effect may write."""
+    """The ops of the captured handles that an effect may write."""
     handles = (op.inputs[position].op for position in find_written_inputs(op, graph))
     return tuple(handle for handle in handles if graph.ops[handle].role == CAPTURE)
 

@@ -29,7 +29,9 @@ PARTS_ROUND = -2
 
 
 class SharedPart(NamedTuple):
-    """A tensor of a partial gradient that crosses: number, place, kind, and the workers that have and need it."""
+    """A tensor of a gradient part that crosses: tensor number `piece` (values, indices) of the part with this key,
+    numbered `slot`, from the worker that computes it to those that hold the variable without computing a part.
+    """
 
     slot: int
     key: PartKey
@@ -55,7 +57,7 @@ class Bundle(NamedTuple):
 
     @property
     def spec(self) -> Spec:
-        """The form of the message: that of the tensor, or of the concatenated scalars' bytes."""
+        """The spec of the message: that of the tensor, or of the concatenated bytes of the scalars."""
         return self.specs[0] if len(self.specs) == 1 else Spec("uint8", (sum(spec.nbytes() for spec in self.specs),))
 
 
@@ -111,7 +113,7 @@ def list_bundles(cut: Cut, phase: PhasePlan) -> tuple[Bundle, ...]:
 
 
 def list_shared_parts(cut: Cut, phase: PhasePlan) -> Iterator[SharedPart]:
-    """Every gradient part's tensor that another worker also needs, numbered identically in every process."""
+    """The tensors of gradient parts that other workers need, numbered identically in every process."""
     program = cut.program
     slot = 0
     for number in phase.requests:
@@ -131,8 +133,8 @@ class ReplicaMessage(NamedTuple):
     """A message between replicas of stages; its slot is its number, identical in every process.
 
     `kind` is "numbers" (all scalars of the own micro-batches in one message), "tensor" (a value of a micro-batch),
-    "sum" (a piece of the gradients) or "drift" (a variable that the forward wrote from its rows). `key` and `piece`
-    identify the gradient (request, source, stage), `path` the variable.
+    "sum" (a tensor of a gradient part) or "drift" (a variable that the forward wrote from its rows). `key` is that of
+    the gradient part, `piece` the number of its tensor; `path` is that of the variable.
     """
 
     slot: int
@@ -173,7 +175,7 @@ def _list_messages(cut: Cut, phase: PhasePlan, stage: int) -> Iterator[ReplicaMe
 
 
 def list_gradient_parts(cut: Cut, phase: PhasePlan, stage: int) -> Iterator[tuple[PartKey, GradientPart]]:
-    """The gradients that a stage computes in a phase, in the same order in every process."""
+    """The gradient parts that a stage computes in a phase, in the same order in every process."""
     for number in phase.requests:
         request = cut.program.requests[number]
         for part in request.ordered_parts:
@@ -199,12 +201,14 @@ _NONE: _Kinds = (0, 0, 0)
 
 @dataclass(frozen=True)
 class Dependences:
-    """The dependences of all values of a program."""
+    """How the values of a program depend on the inputs of a step."""
 
     program: Program
 
     def inputs_of(self, value: Value) -> Mapping[str, str]:
-        """The dependence of a value on inputs, by their names."""
+        """How a value depends on inputs, by their names: a word of `config.schema.DEPENDS`; not on inputs that are
+        absent.
+        """
         found: dict[str, str] = {}
         kinds = self._kinds_by_op[value.op]
         scalar = self.program.graph.spec(value).scalar
@@ -297,12 +301,12 @@ class Dependences:
 
     def _list_flows(self, request: int, value: Value) -> Iterator[Value]:
         """The values that a gradient's placeholder is filled with."""
-        asked = self.program.requests[request]
-        yield from (flow.gradient for flow in asked.flows if flow.boundary == value)
-        for holder in asked.holders:
+        made_by = self.program.requests[request]
+        yield from (flow.gradient for flow in made_by.flows if flow.boundary == value)
+        for holder in made_by.holders:
             for place, own in enumerate(holder.values):
                 if own == value:
-                    parts = (part for part in asked.parts if part.source == holder.source)
+                    parts = (part for part in made_by.parts if part.source == holder.source)
                     yield from (_select_piece(part, place) for part in parts)
 
 

@@ -1,4 +1,4 @@
-"""Facts on a stage's ops that hold in all visits: axes, forms and sizes of values, readers; and which variables and
+"""Facts on a stage's ops that hold in all visits: axes, specs and sizes of values, readers; and which variables and
 materialized values could be sharded in addition.
 
 Sizes known only at run time are equal if they derive from the same size (`SymbolicSizes`). The gradient of a residual
@@ -33,7 +33,7 @@ _IDENTITIES = frozenset({"Identity", "StopGradient", "Cast", "Snapshot"})
 @dataclass(frozen=True)
 class SymbolicSizes:
     """Symbolic sizes of values' axes, propagated through the `followed` ops in order; `spec` and `describe` return
-    their known forms and axes.
+    their known specs and axes.
     """
 
     graph: Graph
@@ -49,8 +49,8 @@ class SymbolicSizes:
                 if size is None:
                     self.size(value, axis)
 
-    def find_repeated(self, value: Value) -> tuple[int, ...] | None:
-        """The numbers in an output of `BROADCAST_AXES_OP`; None if unknown."""
+    def find_broadcast_axes(self, value: Value) -> tuple[int, ...] | None:
+        """The axes in an output of `BROADCAST_AXES_OP`; None if unknown."""
         op = self.graph.ops[value.op]
         left, right = (self._list_entries(shape) for shape in op.inputs)
         if left is None or right is None:
@@ -148,7 +148,7 @@ class Facts:
     parts: Mapping[Value, Value]
     _described: dict[int, Axes | str] = field(default_factory=dict)
     _sizes: dict[Value, float] = field(default_factory=dict)
-    _repeated: dict[Value, Fold] = field(default_factory=dict)
+    _broadcast_axes: dict[Value, Fold] = field(default_factory=dict)
 
     @cached_property
     def places(self) -> Mapping[int, int]:
@@ -178,7 +178,7 @@ class Facts:
         return self._readers.get(value, ())
 
     def spec(self, value: Value) -> Spec:
-        """The form of a value, as far as known."""
+        """The spec of a value, as far as known."""
         return self.specs.get(value) or self.graph.spec(value)
 
     def describe(self, op: Op) -> Axes | str:
@@ -188,7 +188,9 @@ class Facts:
         return self._described[op.index]
 
     def size(self, value: Value) -> float:
-        """Bytes of a value; infinite for a variable's handle, for which a sharded variable is never gathered."""
+        """Bytes of a value in a batch of `ASSUMED_ROWS` rows; infinite for a variable's handle, so that a sharded
+        variable is never gathered.
+        """
         if value not in self._sizes:
             self._sizes[value] = self._count_size(value)
         return self._sizes[value]
@@ -200,7 +202,7 @@ class Facts:
         return entry.axes(self._node(op, specs))
 
     def _node(self, op: Op, specs: Mapping[Value, Spec]) -> Node:
-        folds = tuple(self._repeated.get(value) or self.folds.get(value, whole()) for value in op.inputs)
+        folds = tuple(self._broadcast_axes.get(value) or self.folds.get(value, whole()) for value in op.inputs)
         return Node(self.graph, op, folds, Bodies(), op.index, specs)
 
     def _count_size(self, value: Value) -> float:
@@ -218,7 +220,7 @@ class Facts:
 
     @cached_property
     def specs(self) -> Mapping[Value, Spec]:
-        """Refined forms of values: sizes that were unknown in the trace but follow from an operand."""
+        """Refined specs of values: sizes that were unknown in the trace but follow from an operand."""
         found: dict[Value, Spec] = {}
         ops = [self.graph.ops[op] for op in self.ops]
         asked = {value for op in ops if op.type == BROADCAST_AXES_OP for value in op.values}
@@ -234,8 +236,8 @@ class Facts:
             if asked:
                 same.follow(op)
             for value in asked.intersection(op.values):
-                numbers = same.find_repeated(value)
-                self._repeated.update({} if numbers is None else {value: Fold(WHOLE, literal=numbers)})
+                numbers = same.find_broadcast_axes(value)
+                self._broadcast_axes.update({} if numbers is None else {value: Fold(WHOLE, literal=numbers)})
         return found
 
     def _refine(self, op: Op, found: dict[Value, Spec]) -> None:
@@ -269,19 +271,19 @@ SEGMENT_SUM = "UnsortedSegmentSum"
 
 
 class LayoutChange(NamedTuple):
-    """Variables and materialized values, and the pieces in which they could be."""
+    """Variables, by their ops, and materialized values that could be sharded in addition, with their layouts."""
 
     variables: Mapping[int, Layout]
     requested_layouts: Mapping[Value, Layout]
 
     @classmethod
-    def join(cls, steps: Iterable[LayoutChange]) -> LayoutChange:
-        """The union of steps."""
-        variables, wanted = dict[int, Layout](), dict[Value, Layout]()
-        for step in steps:
-            variables |= step.variables
-            wanted |= step.requested_layouts
-        return cls(variables, wanted)
+    def join(cls, changes: Iterable[LayoutChange]) -> LayoutChange:
+        """The union of changes."""
+        variables, requested_layouts = dict[int, Layout](), dict[Value, Layout]()
+        for change in changes:
+            variables |= change.variables
+            requested_layouts |= change.requested_layouts
+        return cls(variables, requested_layouts)
 
 
 def find_pieces(graph: Graph, needed: Mapping[int, Sequence[Reshard]]) -> dict[int, Layout]:
@@ -297,7 +299,7 @@ def find_pieces(graph: Graph, needed: Mapping[int, Sequence[Reshard]]) -> dict[i
     return {variable: layouts.pop() for variable, layouts in pieces.items() if len(layouts) == 1}
 
 
-def find_wanted_pieces(
+def find_requestable_pieces(
     facts: Facts, needed: Mapping[int, Sequence[Reshard]], known: Collection[int], is_whole: Callable[[Value], bool]
 ) -> Iterator[LayoutChange]:
     """For each value that is made whole and then cut: itself and the values that it is computed from elementwise, if
@@ -324,7 +326,7 @@ def find_wanted_pieces(
 
 
 def _is_by_entry(axes: Axes, out: int) -> bool:
-    """Whether an op is elementwise."""
+    """Whether an op computes each entry of this output from one entry of each operand."""
     made = set(axes.outputs[out] or ())
     return not axes.mixed and all(set(side or ()) <= made for side in axes.inputs)
 

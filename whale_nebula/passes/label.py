@@ -22,14 +22,14 @@ NEVER_CUT = 1 << 62
 """The capacity of an edge that is never cut."""
 
 
-def find_far_side(edges: Edges, source: Hashable, sink: Hashable) -> set[Hashable]:
+def find_sink_side(edges: Edges, source: Hashable, sink: Hashable) -> set[Hashable]:
     """The nodes on the sink's side of a minimum cut; among several minimum cuts the fewest nodes.
 
     A cut costs the edges that lead from the source's side to the sink's.
 
-    >>> sorted(find_far_side({("early", "a"): 5, ("a", "b"): 9, ("b", "late"): 7}, "early", "late"))
+    >>> sorted(find_sink_side({("early", "a"): 5, ("a", "b"): 9, ("b", "late"): 7}, "early", "late"))
     ['a', 'b', 'late']
-    >>> sorted(find_far_side({("early", "a"): 7, ("a", "b"): 9, ("b", "late"): 7}, "early", "late"))
+    >>> sorted(find_sink_side({("early", "a"): 7, ("a", "b"): 9, ("b", "late"): 7}, "early", "late"))
     ['late']
     """
     left: dict[Hashable, dict[Hashable, int]] = {source: {}, sink: {}}
@@ -87,7 +87,7 @@ def label_jointly(graph: Graph, labels: Mapping[int, int], free: Sequence[Op], s
     for stage in reversed(range(1, stages)):
         known = {**labels, **found}
         region = _find_region(graph, known, movable, stage)
-        late = find_far_side(dict(_list_edges(graph, known, region, stage)), _EARLY, _LATE) if region else set()
+        late = find_sink_side(dict(_list_edges(graph, known, region, stage)), _EARLY, _LATE) if region else set()
         found.update(dict.fromkeys(sorted(region & late), stage))
     return found
 
@@ -105,7 +105,9 @@ def _find_region(graph: Graph, labels: Mapping[int, int], movable: Sequence[Op],
 
 
 def _list_edges(graph: Graph, labels: Mapping[int, int], region: Collection[int], stage: int) -> Iterator[_Edge]:
-    """Edges of the cut: a tensor costs its bytes if it is made early and read late; readers of a late op are late."""
+    """Edges for `find_sink_side`: a tensor costs its bytes if it is computed early and read late; readers of a late op
+    are late.
+    """
     made = [value for index in region for value in graph.ops[index].values]
     given = {value: None for index in sorted(region) for value in graph.ops[index].inputs if value.op not in region}
     for value in (*made, *given):
@@ -158,8 +160,8 @@ def join_states(
 
 
 def count_crossing(graph: Graph, value: Value) -> int:
-    """The cost of a crossing value: its bytes, also before a reshape; prohibitive for a list of tensors or another
-    value other than a tensor.
+    """The cost of a crossing value: its bytes, those of the input of a reshape, or `NEVER_CUT` for a variant, such as a
+    list of tensors.
     """
     while graph.ops[value.op].type == "Reshape":
         value = graph.ops[value.op].inputs[0]
@@ -184,8 +186,9 @@ def label_ops(
 ) -> dict[int, int]:
     """The stage number of every op of the forward; inputs, captures, constants and `skip` ops have none.
 
-    `fixed` has the labels that an earlier call gave to the first ops of the same trace: they are kept. `bound` are the
-    stages that may run an op, where not all may: such an op is in the last of them that is not too late.
+    `fixed` has the labels that an earlier call gave to the first ops of the same trace: they are kept. `bound` has the
+    stages that may run an op, where not all may: such an op is in the last of them before its own stage, else in the
+    first.
     """
     if not stages:
         return {}
@@ -241,7 +244,9 @@ class _Labeler:
         return owners
 
     def _find_earliest(self, free: Sequence[Op], owners: Mapping[int, int]) -> dict[int, int]:
-        """For each op, the latest stage among its inputs; ops of the user's inputs alone have none."""
+        """For each op, the latest stage among its inputs and the `owners` of its variables; ops of inputs alone have
+        none.
+        """
         found: dict[int, int] = {}
         for op in free:
             places = [owners.get(v.op, self.labels.get(v.op, found.get(v.op))) for v in op.inputs]

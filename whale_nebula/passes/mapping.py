@@ -30,7 +30,7 @@ from whale_nebula.schedule.schedules import SPLIT_BACKWARD
 from whale_nebula.spec import Value
 
 EVERYWHERE = "everywhere"
-"""The receivers of the tensors that a step returns: every worker, or ("owner") the one that makes them."""
+"""The receivers of the tensors that a step returns: every worker, or ("owner") those that compute them."""
 
 
 def map_workers(
@@ -41,16 +41,18 @@ def map_workers(
     results: str,
     restricted_inputs: Collection[str],
 ) -> Cut:
-    """Make the fragments of each worker, the boundaries between stages and the values that updates exchange."""
+    """The cut with the fragments of each worker, the boundaries between stages and the values that updates exchange."""
     homes = Homes(program, parts, list_stage_workers(len(program.stages), workers), len(workers))
     cutter = Cutter(
-        program, parts, homes, folds.wholes, owner=results != EVERYWHERE, restricted_inputs=restricted_inputs
+        program, parts, homes, folds.wholes, keeps_results=results != EVERYWHERE, restricted_inputs=restricted_inputs
     )
     return _Builder(program, parts, homes, cutter.run(), cutter, tuple(workers), folds).build()
 
 
 def divide_clusters(cut: Cut, parts: Parts, folds: BatchFolds, results: str, restricted_inputs: Collection[str]) -> Cut:
-    """The cut with a process for each cluster, if one has several; unchanged if that is not supported for this step."""
+    """The cut mapped to a process for each cluster (`list_cluster_workers`), if one process runs several; unchanged if
+    that is not supported for this step.
+    """
     workers = list_cluster_workers(cut.program)
     if len(workers) > len(cut.workers) or (len(cut.workers) == 1 and len(workers) > 1):
         with contextlib.suppress(NotYetError):
@@ -83,8 +85,8 @@ class _Builder:
             boundaries=self._build_boundaries(),
             merges={value: self.folds.merge(value) for value in self.cutter.update_readers},
             variable_workers={each.path: self._list_names(self.homes.variables[op]) for op, each in variables.items()},
-            batch_fragments=self._finish_once("whole"),
-            weight=self._finish_once("weight"),
+            batch_fragments=self._finish_fragments("whole"),
+            weight_fragments=self._finish_fragments("weight"),
             forward_written=tuple(sorted(variables[op].path for op in self.parts.forward_written if op in variables)),
             updates=any(find_written_handles(graph.ops[op], graph) for op in self.parts.effects),
             notes=(*self.folds.notes, *([str(program.local_sgd)] if program.local_sgd else ())),
@@ -95,8 +97,8 @@ class _Builder:
     def _list_names(self, workers: Collection[int]) -> tuple[str, ...]:
         return tuple(self.workers[worker].name for worker in sorted(workers))
 
-    def _finish_once(self, kind: str, phase: int = 0) -> dict[str, Fragment]:
-        """By worker, the fragments that run once per step."""
+    def _finish_fragments(self, kind: str, phase: int = 0) -> dict[str, Fragment]:
+        """By worker, the fragments of a kind that belong to no stage."""
         found = {self.workers[key.place].name: each for key, each in self.drafts.items() if key[:2] == (kind, phase)}
         return {name: draft.finish(name) for name, draft in found.items()}
 
@@ -111,7 +113,7 @@ class _Builder:
             index=phase,
             requests=tuple(r for r, p in enumerate(self.parts.phase_of) if p == phase),
             stages=tuple(stage for stage in stages if stage is not None),
-            prologue=self._finish_once("prologue", phase),
+            prologue=self._finish_fragments("prologue", phase),
             updates={name: tuple(fragments) for name, fragments in updates.items()},
             crossings=self._list_crossings(phase),
         )
@@ -141,9 +143,9 @@ class _Builder:
         whole = second or first
         if whole is None or whole.key.kind == "forward":
             return first, second, None
-        parting = BackwardSplitter(self.program, self.parts, whole, self.folds.where)
-        found = parting.run()
-        self.folds.notes.extend([parting.note] * bool(parting.note))
+        splitter = BackwardSplitter(self.program, self.parts, whole, self.folds.where)
+        found = splitter.run()
+        self.folds.notes.extend([splitter.note] * bool(splitter.note))
         if found is None:
             return first, second, None
         return (first, *found) if second is not None else (found[0], None, found[1])
@@ -223,7 +225,7 @@ def _find_skipped_part(program: Program, fragment: Fragment) -> tuple[Fragment |
         value.op
         for value in fragment.feeds
         if value in scaled
-        or value.op in program.of_batch
+        or value.op in program.batch_dependent_ops
         or value.op in program.arrivals
         or program.labels.get(value.op, fragment.stage) != fragment.stage
     }

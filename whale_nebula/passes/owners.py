@@ -27,20 +27,21 @@ class Homes:
     """The workers of ops, effects and variables; `stage_workers[s]` are the workers of stage s, one for each replica.
     After the micro-batches all replicas can compute the same, as they hold the same values.
 
-    `least` is the least number of workers: one without a stage also takes part in updates and results.
+    `min_workers` is the number of workers, if that is greater: one without a stage also takes part in updates and
+    results.
     """
 
     program: Program
     parts: Parts
     stage_workers: Sequence[WorkerSet]
-    least: int = 1
+    min_workers: int = 1
     variables: dict[int, WorkerSet] = field(default_factory=dict)
     _homes_by_op: dict[int, WorkerSet] = field(default_factory=dict)
     _rounds_by_op: dict[tuple[int, int], int] = field(default_factory=dict)
     _last_rounds: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.workers = max([self.least, *(1 + max(where) for where in self.stage_workers)])
+        self.workers = max([self.min_workers, *(1 + max(where) for where in self.stage_workers)])
         self.all_workers: WorkerSet = frozenset(range(self.workers))
         pairs = zip(self.program.stages, self.stage_workers, strict=False)
         self._split = [where for stage, where in pairs if stage.shards > 1]
@@ -73,7 +74,7 @@ class Homes:
             )
         return found
 
-    def rounds(self, phase: int, worker: int) -> int:
+    def last_round(self, phase: int, worker: int) -> int:
         """The number of the last round of a phase's update."""
         return self._last_rounds.get((phase, worker), 0)
 

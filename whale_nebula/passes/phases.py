@@ -47,11 +47,11 @@ def has_known_size(spec: Spec) -> bool:
 
 
 def is_small(spec: Spec) -> bool:
-    """Whether a tensor has few numbers, independent of the batch."""
+    """Whether a tensor has at most `MAX_SMALL_BYTES`, independent of the batch."""
     return has_known_size(spec) and spec.nbytes() <= MAX_SMALL_BYTES
 
 
-class Late(NamedTuple):
+class LateSums(NamedTuple):
     """Sums that wait for the update: `sums` are their ops, `terms` the ops of their penalties, each of one stage's
     variables, which are computed before the first micro-batch.
     """
@@ -60,16 +60,16 @@ class Late(NamedTuple):
     terms: frozenset[int] = frozenset()
 
 
-def find_late_sums(program: Program, small: Callable[[Op], bool], each: Callable[[Op], bool]) -> Late:
+def find_late_sums(program: Program, small: Callable[[Op], bool], each: Callable[[Op], bool]) -> LateSums:
     """The ops of a differentiated sum that may wait, as they add penalties of another stage's variables.
 
     `small` is whether an op has only few numbers of the batch as inputs and outputs, `each` whether a reader runs with
     each micro-batch. With `nb.loss_weight` the whole target is weighed, so nothing waits. An op of several stages'
     variables also counts as a sum.
     """
-    waiting = set() if program.weights or len(program.stages) < 2 else _find_waiting(program, small, each)
+    waiting = set() if program.loss_weights or len(program.stages) < 2 else _find_waiting(program, small, each)
     if not waiting:
-        return Late()
+        return LateSums()
     homes, graph = _find_penalties(program), program.graph
     sums, terms = set[int](), set[int]()
     for op in graph.ops:
@@ -85,7 +85,7 @@ def find_late_sums(program: Program, small: Callable[[Op], bool], each: Callable
         elif number not in sums:
             sums.add(number)
             stack += [value.op for value in graph.ops[number].inputs if value.op in homes]
-    return Late(frozenset(sums), frozenset(terms))
+    return LateSums(frozenset(sums), frozenset(terms))
 
 
 def _find_penalties(program: Program) -> dict[int, set[int]]:
@@ -127,7 +127,12 @@ def _find_gradients(program: Program) -> set[int]:
 
 @dataclass(frozen=True)
 class Parts:
-    """Result of the pass: `part` is the time of the ops that have a fixed one; others run wherever they are read.
+    """Result of the pass: `part` has the number of the part of each op that has a fixed one; others run wherever they
+    are read. `phase_of` has the phase of each request, `phases` is their number.
+
+    `pure` ops depend on inputs alone, `batch` ops on the batch; `leading` ops are needed by a forward; `seeds` are the
+    variables that seed draws of the forward, `forward_written` the handles that a forward or a prologue writes.
+    `latest` has the last part in which a read may run, as a write follows it.
 
     `late` is the part of a loss that waits for the update; `recomputed_checks` are ops of an update that are also
     computed for a check of an earlier part, with that part; `asserted` are checks of merged values of all
@@ -144,12 +149,12 @@ class Parts:
     latest: Mapping[int, int]
     forward_written: frozenset[int]
     leading: frozenset[int]
-    late: Late = field(default_factory=Late)
+    late: LateSums = field(default_factory=LateSums)
     recomputed_checks: Mapping[int, int] = field(default_factory=dict)
     asserted: frozenset[int] = frozenset()
 
     def phase(self, op: int) -> int:
-        """The phase an op runs in."""
+        """The phase in which an op runs."""
         return self.part.get(op, 0) // 3
 
 
@@ -178,7 +183,7 @@ class _Splitter:
     phase_of: list[int] = field(default_factory=list)
 
     def run(self) -> Parts:
-        """Collect the constraints of the rules, then assign each op a time."""
+        """Collect the constraints of the rules, then assign a part to each op."""
         program, graph = self.program, self.program.graph
         self.backward = {op for request in program.requests for op in request.backward}
         self.user_ops = [op for op in graph.ops if op.index not in self.backward and op.role not in _HELD_ROLES]
@@ -194,7 +199,7 @@ class _Splitter:
         self.row_sources = self._find_row_sources()
         self._find_levels()
         single = max(self.phase_of, default=0) == 0
-        self.late = find_late_sums(program, self._can_wait, self._runs_with_micro_batch) if single else Late()
+        self.late = find_late_sums(program, self._can_wait, self._runs_with_micro_batch) if single else LateSums()
         self.checked = graph.ascend(self.checks) & self.deferred_ops - self.holder_ops - self.effects
         for op in self.user_ops:
             self._place_op(op)
@@ -217,7 +222,7 @@ class _Splitter:
         return found
 
     def _is_seed_write(self, op: Op) -> bool:
-        """Whether an op touches a seed as a part of a draw: in a stage, or before a draw from it."""
+        """Whether an op touches a seed as a part of a draw: in a stage, or before the last draw from it."""
         seeds = [handle for handle in list_resources(op, self.program.graph) if handle in self.seeds]
         return any(op.stage is not None or op.index < self.seeds[handle] for handle in seeds)
 
@@ -316,7 +321,7 @@ class _Splitter:
         return found
 
     def _find_earliest(self, op: Op, again: Mapping[int, int]) -> int:
-        """The earliest time of an op: the latest of its inputs' times, without those of `again`, which are recomputed;
+        """The earliest part of an op: the latest of its inputs' parts, with those in `again` for recomputed inputs;
         effects, reads and calls come after earlier effects.
         """
         holders = self.program.holders

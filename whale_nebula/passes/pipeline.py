@@ -37,7 +37,7 @@ from whale_nebula.spec import Value
 
 
 def list_program(program: Program) -> Iterator[str]:
-    """The digest, the stages of ops, and the ops without properties that differ between traces."""
+    """The text of a program: digest, stages of ops, and ops without properties that differ between traces."""
 
     def in_order(found: re.Match[str]) -> str:
         return "".join(f" ^%{number}" for number in sorted(map(int, re.findall(r"\d+", found[0]))))
@@ -138,7 +138,7 @@ class Compilation:
     `where` returns the user's line of an op; `results` are the receivers of the tensors that the step returns;
     `restricted_inputs` names the inputs that only the workers whose stages read them receive; `held_layouts` are the
     layouts of variables that earlier programs have touched. With `follows_inputs` the dependences of crossing values on
-    inputs are determined. `folds` has the relation of each value to the batch, `phases` the time of each op.
+    inputs are determined. `folds` has the relation of each value to the batch, `phases` the phase and part of each op.
     """
 
     program: Program
@@ -153,7 +153,7 @@ class Compilation:
     cut: Cut | None = None
 
     def require(self, what: str) -> Any:
-        """The result of an earlier pass; raises if it has not run."""
+        """The result of an earlier pass ("folds", "phases" or "cut"); raises a `LookupError` if it has not run."""
         found = getattr(self, what)
         if found is None:
             raise LookupError(f"no pass has computed {what} yet: the order of PIPELINE is wrong")
@@ -239,7 +239,7 @@ def _list_exchange(compilation: Compilation) -> Compilation:
         compilation.restricted_inputs,
     )
     crossings = list_crossings(parted) if compilation.follows_inputs else ()
-    return replace(compilation, cut=replace(cut, exchange=list_exchanges(parted), input_crossings=crossings))
+    return replace(compilation, cut=replace(cut, exchanges=list_exchanges(parted), input_crossings=crossings))
 
 
 PIPELINE: tuple[Pass, ...] = (
@@ -264,7 +264,7 @@ PIPELINE: tuple[Pass, ...] = (
             list_layouts(found.require("cut"), stage) for stage in found.require("cut").layouts
         ),
     ),
-    BuiltinPass("exchange", _list_exchange, lambda found: map(str, found.require("cut").exchange)),
+    BuiltinPass("exchange", _list_exchange, lambda found: map(str, found.require("cut").exchanges)),
 )
 """All passes, in their order."""
 
@@ -289,7 +289,7 @@ def cut_program(
     restricted_inputs: Collection[str] = (),
     held_layouts: Mapping[int, Layout] | None = None,
 ) -> Cut:
-    """Map a program to workers; for the options see Compilation."""
+    """Map a program to workers by all passes; for the options see `Compilation`."""
     found: Cut = run_passes(
         Compilation(program, tuple(workers), where, results, restricted_inputs, held_layouts or {})
     ).require("cut")
@@ -326,7 +326,7 @@ def verify(compilation: Compilation, name: str) -> None:
 
 
 def find_faults(compilation: Compilation) -> Iterator[str]:
-    """All faults, one sentence each."""
+    """All faults of a program and of the results of its passes, one sentence each."""
     yield from _find_program_faults(compilation.program)
     if compilation.phases is not None:
         yield from _find_phase_faults(compilation.program, compilation.phases)
@@ -345,13 +345,13 @@ def _find_program_faults(program: Program) -> Iterator[str]:
     for labelled, stage in program.labels.items():
         if labelled not in range(len(graph)) or stage not in stages:
             yield f"op {labelled} is labelled with stage {stage} of {len(stages)}"
-    named = chain(program.returns, program.weights, program.masks, program.masks.values())
+    named = chain(program.returns, program.loss_weights, program.masks, program.masks.values())
     for request in program.requests:
         arrivals = (value for each in request.arrivals for value in (each.boundary, each.feed))
         made = chain.from_iterable(each.values for each in request.parts)
-        held_layouts = chain.from_iterable(each.values for each in request.holders)
+        placeholders = chain.from_iterable(each.values for each in request.holders)
         flows = (value for each in request.flows for value in (each.boundary, each.gradient))
-        named = chain(named, request.targets, request.output_gradients, arrivals, made, held_layouts, flows)
+        named = chain(named, request.targets, request.output_gradients, arrivals, made, placeholders, flows)
         if len(request.merges) not in (0, len(request.sources)):
             yield f"request {request.index} merges {len(request.merges)} of {len(request.sources)} gradients"
         if any(op not in range(len(graph)) for op in request.backward):

@@ -60,7 +60,7 @@ def _list_mask_and_id_readings(cut: Cut, fragments: Sequence[Fragment]) -> Itera
 
 
 def find_readers(cut: Cut, names: Collection[str]) -> Mapping[str, frozenset[str]]:
-    """The workers that read values of each of the named inputs; they must not be sent to others."""
+    """For each of the named inputs, the workers that read its values; the input must not be sent to others."""
     readers: dict[str, set[str]] = {leaf.name: set() for leaf in cut.program.leaves if leaf.name in names}
     for worker in cut.workers:
         for reading in list_readings(cut, worker.name):
@@ -73,14 +73,14 @@ def find_readers(cut: Cut, names: Collection[str]) -> Mapping[str, frozenset[str
 def list_fragments(cut: Cut) -> Iterator[Fragment]:
     """All fragments of a step, those of stages first."""
     yield from (fragment for phase in cut.phases for stage in phase.stages for fragment in stage.fragments)
-    for once in (cut.batch_fragments, cut.weight, *(phase.prologue for phase in cut.phases)):
-        yield from once.values()
+    for by_worker in (cut.batch_fragments, cut.weight_fragments, *(phase.prologue for phase in cut.phases)):
+        yield from by_worker.values()
     for phase in cut.phases:
         yield from chain.from_iterable(phase.updates.values())
 
 
 def needs_only_rows(graph: Graph, op: Op) -> bool:
-    """Whether an op needs a shape only for its first axis."""
+    """Whether an op uses nothing of its input but the number of rows."""
     if op.type != "Shape":
         return False
     shape = graph.spec(op.inputs[0]).shape
@@ -98,8 +98,8 @@ def bind_readers(
     `homes`, by the number of the input. `leaves` are the ops of inputs.
     """
     found: dict[int, frozenset[int]] = {}
-    for number, own in homes.items():
-        allowed = frozenset(stage for stage, cluster in enumerate(clusters) if cluster in own)
+    for number, holders in homes.items():
+        allowed = frozenset(stage for stage, cluster in enumerate(clusters) if cluster in holders)
         for op in graph.consumers(Value(leaves[number])):
             if not needs_only_rows(graph, op):
                 found[op.index] = found.get(op.index, allowed) & allowed

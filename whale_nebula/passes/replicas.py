@@ -101,7 +101,7 @@ def find_replica_speeds(stages: Sequence[Stage], workers: Mapping[str, Sequence[
 
 
 def list_orders(program: Program) -> tuple[Order, ...]:
-    """For each stage, the replica of each micro-batch; empty if all take turns."""
+    """For each stage, the order in which its replicas take micro-batches; empty if all take turns."""
     found = tuple(order_by_speed(stage.speeds, program.pipeline.micro_batch) for stage in program.stages)
     return found if any(found) else ()
 
@@ -110,7 +110,7 @@ Where = Callable[[int], str]
 
 
 def find_replica_sums(program: Program) -> Mapping[int, tuple[int, ...]]:
-    """The sums over replicas of a program's forward, by their stage."""
+    """The ops that sum over replicas in a program's forward, by the number of their stage."""
     found: dict[int, tuple[int, ...]] = {}
     for op in program.graph.ops:
         if op.type == REPLICA_SUM and program.request_of(op.index) is None:
@@ -152,8 +152,10 @@ def find_batch_sum_error(program: Program, where: Where) -> BatchCoupledError | 
     return None
 
 
-def check_hosts(cut: Cut, worker: str, where: Where, *, collectives: bool) -> None:
-    """Verify that, between processes, each replica has its own, and that its `worker` has collectives."""
+def check_replica_sums(cut: Cut, worker: str, where: Where, *, collectives: bool) -> None:
+    """In a run of several processes, refuse sums over replicas if two replicas share a worker, if this process,
+    `worker`, runs one without `collectives`, or if they are outside of stages.
+    """
     for stage, ops in find_replica_sums(cut.program).items() if cut.program.pipeline.micro_batch > 1 else ():
         key, replicas, hosts = (
             cut.program.stages[stage].key,
@@ -161,7 +163,7 @@ def check_hosts(cut: Cut, worker: str, where: Where, *, collectives: bool) -> No
             cut.routing.hosts_of(stage),
         )
         if len(hosts) < replicas:
-            why = f"stage {key!r} has {replicas} replicas, which need a worker each, but {len(hosts)} worker(s) exist"
+            why = f"stage {key!r} has {replicas} replicas, which need a worker each, but its cluster has {len(hosts)}"
             raise _batch_sum_error(cut.program, stage, ops[0], where, why)
         if worker in hosts and not collectives:
             raise _batch_sum_error(cut.program, stage, ops[0], where, _STARTED_REASON)
@@ -178,15 +180,15 @@ _STARTED_REASON = (
 )
 
 
-SHARED_NOTE = "synchronized moments are computed over all replicas of stage "
-"""The beginning of the note on a step with such sums."""
+BATCH_SUM_NOTE = "synchronized moments are computed over all replicas of stage "
+"""The beginning of the note on sums over replicas."""
 
 
 def list_batch_sum_notes(program: Program) -> list[str]:
-    """Notes on a program's sums over replicas."""
+    """Notes on a program's sums over replicas, one for each stage that has some."""
     stages = find_replica_sums(program) if program.pipeline.micro_batch > 1 else ()
     return [
-        f"{SHARED_NOTE}{program.stages[stage].key!r}; one process computes them over the entire batch"
+        f"{BATCH_SUM_NOTE}{program.stages[stage].key!r}; one process computes them over the entire batch"
         for stage in stages
     ]
 

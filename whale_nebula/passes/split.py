@@ -39,10 +39,10 @@ from whale_nebula.spec import Spec, Value
 
 
 def complete_stages(cut: Cut, where: Callable[[int], str], held_layouts: Mapping[int, Layout]) -> Mapping[int, Layouts]:
-    """By the number of a stage, the layouts of its values, or only notes why there are none. An update that several
-    stages share is completed with the first of them that has pieces in it. Variables in `held_layouts` keep them.
-    A vector among variables of more axes, such as a bias next to the kernel, is in pieces if its readers use pieces,
-    unless the requested layout saves bytes.
+    """By the number of a stage, the layouts of its values, or only notes that explain why there are none. An update
+    that several stages share is completed with the first of them that has pieces in it. Variables in `held_layouts`
+    keep them. A vector among variables of more axes, such as a bias next to the kernel, is in pieces if its readers use
+    pieces, unless the requested layout saves bytes.
     """
     program = cut.program
     found: dict[int, Layouts] = {}
@@ -73,8 +73,8 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held_layouts: Mapping
         if folds is None:
             batched = {leaf.op: 0 for leaf in program.leaves if leaf.batched}
             folds = fold(program.graph, batched, grouped=False).folds
-        fragments, sums = list(list_own_fragments(cut, number)), dict(list_sums(program))
-        wholes = frozenset(list_wholes(cut, number, fragments))
+        fragments, sums = list(list_own_fragments(cut, number)), dict(list_accumulated_gradients(program))
+        wholes = frozenset(list_whole_values(cut, number, fragments))
         question = Question(
             graph=program.graph,
             ops=list(dict.fromkeys(chain.from_iterable(fragment.ops for fragment in fragments))),
@@ -143,8 +143,8 @@ def _complete_consistently(
     """
     graph, whole = cut.program.graph, set[Value]()
     while True:
-        given = {each: lies for each, lies in question.outside_layouts.items() if each not in whole}
-        own = {op: lies for op, lies in question.variables.items() if Value(op) not in whole}
+        given = {each: layout for each, layout in question.outside_layouts.items() if each not in whole}
+        own = {op: layout for op, layout in question.variables.items() if Value(op) not in whole}
         layouts = complete_layouts(replace(question, outside_layouts=given, variables=own))
         runs = [set(_list_runs(cut, worker, layouts)) for worker in cut.workers_of(stage)]
         unlike = {run[-1] for run in frozenset().union(*runs).difference(frozenset(runs[0]).intersection(*runs))}
@@ -157,7 +157,9 @@ def _complete_consistently(
 
 
 def _list_runs(cut: Cut, worker: str, layouts: Layouts) -> Iterator[tuple[int, int, bool, int]]:
-    """The ops on pieces that a worker runs in its updates, and those whose results it passes on."""
+    """The ops on pieces that a worker runs in its updates, and those whose results it passes on: (phase, round, whether
+    it passes a result on, op).
+    """
     for phase in cut.phases:
         for fragment in phase.updates.get(worker, ()):
             yield from ((phase.index, fragment.round, False, op) for op in fragment.ops if op in layouts.split_ops)
@@ -174,7 +176,7 @@ def _find_gradients(cut: Cut, stage: int, count: int, slots: Collection[int]) ->
 
     They are those of weights that have slots, or with `shared_gradients` all.
     """
-    program, sums = cut.program, dict(list_sums(cut.program))
+    program, sums = cut.program, dict(list_accumulated_gradients(cut.program))
     forms, notes = {program.variable_ops[op].spec for op in slots}, []
     updates = {fragment for phase in cut.phases for w in cut.workers_of(stage) for fragment in phase.updates.get(w, ())}
     others = {value for fragment in list_fragments(cut) if fragment not in updates for value in fragment.feeds}
@@ -213,7 +215,7 @@ def _list_parts(cut: Cut, stage: int) -> Iterator[tuple[Request, GradientPart]]:
 
 def _list_replica_sums(cut: Cut, stage: int, count: int, outside_layouts: Mapping[Value, Layout]) -> Iterator[Reshard]:
     """The collectives that add up the dense gradients of a stage over its replicas."""
-    places = {part: holder for holder, part in list_sums(cut.program)}
+    places = {part: holder for holder, part in list_accumulated_gradients(cut.program)}
     for request, part in _list_parts(cut, stage):
         if not part.sparse:
             target = outside_layouts.get(places.get(part.values[0], part.values[0]), WHOLE_LAYOUT)
@@ -229,7 +231,7 @@ def _name_gradient(cut: Cut, holder: Value) -> str:
 
 
 def _find_axis(spec: Spec, count: int) -> int | None:
-    """The first axis that is long enough for `count` pieces; None for unknown sizes or non-real numbers."""
+    """The first axis with at least `count` entries; None if there is none, or for unknown sizes or integers."""
     sizes = [axis or 0 for axis in spec.shape or ()]
     known = None not in (spec.shape or ()) and "float" in spec.dtype
     return next((axis for axis, size in enumerate(sizes) if known and size >= count), None)
@@ -257,7 +259,7 @@ def _is_row_call(op: Op) -> bool:
 def _find_slots(cut: Cut, stage: int, count: int) -> Iterator[tuple[int, Layout]]:
     """The variables of a weight's form that only the stage's updates touch, split along the first long axis."""
     program = cut.program
-    forward = {op for phase in cut.phases for piece in list_pieces(phase, stage) for op in piece.ops}
+    forward = {op for phase in cut.phases for piece in list_stage_fragments(phase, stage) for op in piece.ops}
     read = {value.op for op in forward for value in program.graph.ops[op].inputs}
     own = [(op, each) for op, each in program.variable_ops.items() if _is_of_stage(cut, stage, op)]
     weights = {each.spec for op, each in own if op in read and each.trainable}
@@ -330,13 +332,13 @@ def check_devices(cut: Cut, at: Callable[[int], str], *, collectives: bool) -> N
 
 def _worker_count_error(stage: Stage, there: int, where: str) -> OptionError:
     """The error for a split stage with more devices than its cluster has workers."""
-    said, fewer = f"{stage.shards} devices", f"nb.split({there}), or nb.split() for all workers"
+    devices, fewer = f"{stage.shards} devices", f"nb.split({there}), or nb.split() for all workers"
     if stage.replicas > 1:
-        said += f" in each of {stage.replicas} replicas"
+        devices += f" in each of {stage.replicas} replicas"
         counts = max(1, there // stage.shards), min(stage.shards, there)
         fewer = "nb.replica({}) and nb.split({}), or one of them without a count".format(*counts)
     return OptionError(
-        f"nb.split needs {said}, but cluster {stage.cluster!r} has {there}",
+        f"nb.split needs {devices}, but cluster {stage.cluster!r} has {there} worker{'s' * (there != 1)}",
         where=where,
         why="each device is a worker of the stage's cluster: collectives never cross a link between clusters",
         mend=fewer,
@@ -361,18 +363,18 @@ def list_own_fragments(cut: Cut, stage: int) -> Iterator[Fragment]:
     workers = cut.workers_of(stage)
     for phase in cut.phases:
         yield from (phase.prologue[worker] for worker in workers if worker in phase.prologue)
-        yield from list_pieces(phase, stage)
+        yield from list_stage_fragments(phase, stage)
         yield from chain.from_iterable(phase.updates.get(worker, ()) for worker in workers)
 
 
-def list_pieces(phase: PhasePlan, stage: int) -> Iterator[Fragment]:
-    """The fragments of a stage for each micro-batch."""
+def list_stage_fragments(phase: PhasePlan, stage: int) -> Iterator[Fragment]:
+    """The fragments of a stage in a phase, which run for each micro-batch."""
     for plan in phase.stages:
         if plan.stage == stage:
             yield from plan.fragments
 
 
-def list_sums(program: Program) -> Iterator[tuple[Value, Value]]:
+def list_accumulated_gradients(program: Program) -> Iterator[tuple[Value, Value]]:
     """The placeholder of each gradient that is a sum of one dense tensor over micro-batches, and that tensor."""
     for request in program.requests:
         for holder in request.holders:
@@ -382,11 +384,11 @@ def list_sums(program: Program) -> Iterator[tuple[Value, Value]]:
                 yield holder.values[0], parts[0].values[0]
 
 
-def list_wholes(cut: Cut, stage: int, fragments: list[Fragment]) -> Iterator[Value]:
-    """The results of a stage's fragments that are read in other fragments, or by ops without support for pieces."""
+def list_whole_values(cut: Cut, stage: int, fragments: list[Fragment]) -> Iterator[Value]:
+    """The results of a stage's fragments that must be whole: those that others than the stage itself read."""
     inside = {value for fragment in fragments if fragment.stage == stage for value in fragment.feeds}
     outside = {value for fragment in list_fragments(cut) if fragment.stage != stage for value in fragment.feeds}
-    summed = {value for _, value in list_sums(cut.program)}
+    summed = {value for _, value in list_accumulated_gradients(cut.program)}
     flows = {flow.gradient for request in cut.program.requests for flow in request.flows}
     named = {*cut.merges, *(each.mask for each in cut.boundaries), *cut.program.returns, *flows}
     for fragment in fragments:

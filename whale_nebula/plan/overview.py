@@ -368,7 +368,7 @@ class Overview:
         program = self.cut.program
         made = set[int]().union(*(self.work.list_ops(stage, backward=False) for stage in range(len(program.stages))))
         targets = (value.op for request in program.requests for value in request.targets)
-        return program.graph.ascend(targets, stop=made.__contains__) & made & program.of_batch
+        return program.graph.ascend(targets, stop=made.__contains__) & made & program.batch_dependent_ops
 
     def _runs(self, number: int, phase: PhasePlan) -> str:
         pieces = [piece for piece in phase.stages if piece.stage == number]
@@ -404,7 +404,7 @@ class Overview:
             variable.spec.nbytes(),
             {"->".join(ends): size for ends, size in sent.items()},
             max_known(occupied_seconds(self.links, *ends, [size]) for ends, size in sent.items()),
-            any(each.part in keys and self.exchanged.at_most(each) for each in self.cut.exchange),
+            any(each.part in keys and self.exchanged.is_upper_bound(each) for each in self.cut.exchanges),
         )
 
     # ------------------------------------------------------------------ crossings, and parts that run once

@@ -14,7 +14,7 @@ from whale_nebula.ir.layout import ALL_GATHER, ALL_REDUCE, SPLIT, Layouts, count
 from whale_nebula.ir.program import Variable
 from whale_nebula.ir.routing import count_turns
 from whale_nebula.ir.sizes import Sizes
-from whale_nebula.passes.split import list_own_fragments, list_sums
+from whale_nebula.passes.split import list_accumulated_gradients, list_own_fragments
 from whale_nebula.plan.records import PlanCollective, PlanStage
 from whale_nebula.report.records import duration, size
 from whale_nebula.schedule.lines import Line
@@ -142,7 +142,7 @@ class CrossingSizes:
 
     @cached_property
     def _sums(self) -> Mapping[Value, Value]:
-        return dict(list_sums(self.cut.program))
+        return dict(list_accumulated_gradients(self.cut.program))
 
     @cached_property
     def _ops(self) -> list[int]:

@@ -245,7 +245,7 @@ class StageWork:
         program = self.cut.program
         leaves = {Value(op): shape for op, shape in self.shapes.items()}
         like = {feed: arrival.boundary for feed, (_, arrival) in program.arrivals.items()}
-        once = [*self.cut.batch_fragments.values(), *self.cut.weight.values()]
+        once = [*self.cut.batch_fragments.values(), *self.cut.weight_fragments.values()]
         once += [fragment for phase in self.cut.phases for fragment in phase.prologue.values()]
         ops = list_ops_in([*once, *(f for phase in self.cut.phases for s in phase.stages for f in s.fragments)])
         sizes = Sizes(program.graph, self.rows, leaves, like=like)

@@ -137,7 +137,7 @@ class _ChainBuilder:
         self.graph = self.program.graph
         self.sizes = size_values(self.program, self.rows, self.shapes)
         self.effort = FlopCounter(self.sizes)
-        self.batch = self.program.of_batch
+        self.batch = self.program.batch_dependent_ops
         self.requests = self.program.requests[:1]
         self.backward_ops = {op for request in self.program.requests for op in request.backward}
         self.effects = [op for op in self.graph.ops if is_effect(op, self.graph) and op.index not in self.backward_ops]
@@ -473,7 +473,7 @@ class _ChainBuilder:
                 source = self.program.variable_ops.get(request.origins[holder.source])
                 if source is not None and source.path in first:
                     roots |= dict.fromkeys(holder.values, first[source.path])
-        after = sorted(self.program.of_gradients - self.backward_ops - self.block.keys())
+        after = sorted(self.program.gradient_dependent_ops - self.backward_ops - self.block.keys())
         joined: dict[Value, Value] = {}
 
         def find(value: Value) -> Value:

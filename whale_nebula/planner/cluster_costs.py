@@ -387,7 +387,9 @@ class _SubgraphBuilder:
         """Whether an op is computed in every block that reads it, such as reads of variables and constants."""
         program = self.program
         depends = (
-            op.index in program.of_batch or op.index in program.of_gradients or program.request_of(op.index) is not None
+            op.index in program.batch_dependent_ops
+            or op.index in program.gradient_dependent_ops
+            or program.request_of(op.index) is not None
         )
         return not (depends or op.role or is_effect(op, program.graph))
 

@@ -92,7 +92,7 @@ def decide(
         options = replace(options, schedules=(constraints.pipeline.schedule,))
     if limits.memory is not None:
         options = replace(options, memory=float(limits.memory))
-    reasons = [f"the scopes fix: {'; '.join(words)}"] if (words := constraints.words()) else []
+    reasons = [f"the scopes fix: {'; '.join(words)}"] if (words := constraints.describe()) else []
     reasons += describe_measured(clusters)
     reasons += [
         f"{size(each.bytes)} are added for {path}, from {each.assumption}"
@@ -142,7 +142,8 @@ def check_constraints(constraints: Constraints, limits: Limits, run: Run) -> Non
     run.check_named(dict.fromkeys(limits.clusters or (), str(limits.site)), "nb.auto_parallel may use")
     if limits.compress is not None and (constraints.stages or constraints.clusters):
         raise OptionError(
-            f"nb.auto_parallel(compress={limits.compress!r}) cannot be combined with scopes: {constraints.words()[0]}",
+            f"nb.auto_parallel(compress={limits.compress!r}) cannot be combined with scopes: "
+            f"{constraints.describe()[0]}",
             where=str(limits.site),
             why="in a script with scopes, nb.compress determines which tensors are compressed",
             mend="use nb.compress(...) inside nb.cluster, and remove compress= here",

@@ -127,7 +127,7 @@ def plan_capture(
         )
 
         found = capture_planned(name, found, limits, call, layout, tensors, **options)
-    if found.program.local_sgd is not None and found.program.local_sgd.open:
+    if found.program.local_sgd is not None and found.program.local_sgd.is_undecided:
         from whale_nebula.runtime.local_sgd.interval import choose_interval
 
         found = choose_interval(name, found, layout, tensors)

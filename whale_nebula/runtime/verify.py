@@ -27,7 +27,7 @@ from whale_nebula.errors import AbsentInputError, OptionError
 from whale_nebula.feed.inputs import Partial
 from whale_nebula.passes.batch import DRAWS_NOTE, find_batch_fixes
 from whale_nebula.passes.effects import is_seeded_draw, is_stateful_draw
-from whale_nebula.passes.replicas import SHARED_NOTE
+from whale_nebula.passes.replicas import BATCH_SUM_NOTE
 from whale_nebula.plan import verification
 from whale_nebula.plan.verification import EXACT, HALF, Row, Runs, State, Values, Verification
 from whale_nebula.runtime.exchange.state import States
@@ -260,7 +260,7 @@ def _list_reasons(engine: Engine, tensors: Sequence[Any]) -> tuple[_Reason, ...]
     """The reasons why the two steps must differ."""
     program, graph = engine.captured.program, engine.captured.program.graph
     ops = [op for part in (graph, *graph.functions.values()) for op in part.ops]
-    others = (DRAWS_NOTE, SHARED_NOTE)
+    others = (DRAWS_NOTE, BATCH_SUM_NOTE)
     coupled = [note for note in engine.cut.notes if not note.startswith(others) and "nb.compress at " not in note]
     allowed = coupled if program.pipeline.coupled == "allow" else []
     alone = find_batch_fixes(program).alone

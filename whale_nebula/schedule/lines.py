@@ -77,7 +77,7 @@ class Work:
         return self.seconds_of("F") + self.seconds_of("B") + self.seconds_of("W")
 
     def times(self, factor: float, codecs: float = 1.0) -> Work:
-        """The work scaled by `factor`, and its codecs by `codecs`."""
+        """The work with its computation scaled by `factor`, and its codecs by `codecs`."""
         return replace(
             self, forward=self.forward * factor, backward=None if self.backward is None else self.backward * factor,
             overhead=self.overhead * factor, coding=self.coding * codecs, coding_back=self.coding_back * codecs,
@@ -99,7 +99,7 @@ class Work:
 
     @property
     def codecs(self) -> float:
-        """The part spent encoding and decoding."""
+        """Seconds spent encoding and decoding for one micro-batch."""
         return self.coding + (0.0 if self.backward is None else self.coding_back)
 
 
@@ -153,7 +153,7 @@ Hops = Mapping[tuple[int, int], Hop]
 
 
 def make_hop(name: str, back: str, *, seconds: float = 0.0, delay: float = 0.0) -> Hop:
-    """A hop given by the seconds that a message occupies the line, the same in both directions.
+    """A hop over lines `name` and `back`, given by the seconds that a message occupies its line, in both directions.
 
     >>> make_hop("0->1", "1->0", seconds=1.5, delay=0.25).round_trip
     3.5
@@ -192,9 +192,9 @@ def _round_trip_seconds(stages: int, hops: Hops) -> list[float]:
 
 
 def _busiest_seconds(hops: Hops) -> float:
-    held: defaultdict[str, float] = defaultdict(float)
+    occupied: defaultdict[str, float] = defaultdict(float)
     for hop in hops.values():
         for line, size in ((hop.forward_line, hop.forward), (hop.backward_line, hop.backward)):
             if line is not None and size is not None:
-                held[line.name] += line.seconds(size)
-    return max(held.values(), default=0.0)
+                occupied[line.name] += line.seconds(size)
+    return max(occupied.values(), default=0.0)

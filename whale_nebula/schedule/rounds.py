@@ -17,10 +17,11 @@ MAX_INTERVAL = 500
 
 @dataclass(frozen=True)
 class Timetable:
-    """Which fragments are sent and which are applied after a step; steps count from 1.
+    """Which fragments are sent and which are applied after a step; steps count from 1. At most one is sent after a step
+    if there are no more fragments than steps in an interval.
 
     >>> table = Timetable(every=6, fragments=3, delay=1)
-    >>> [(step, table.sends(step), table.takes(step)) for step in range(1, 8)]
+    >>> [(step, table.sends(step), table.applies(step)) for step in range(1, 8)]
     [(1, (), ()), (2, (0,), ()), (3, (), (0,)), (4, (1,), ()), (5, (), (1,)), (6, (2,), ()), (7, (), (2,))]
     """
 
@@ -29,19 +30,21 @@ class Timetable:
     delay: int
 
     def sends(self, step: int) -> tuple[int, ...]:
-        """The fragment that is sent after a step."""
-        return tuple(f for f in range(self.fragments) if step > 0 and (step - self._find_turn(f)) % self.every == 0)
+        """The numbers of the fragments that are sent after a step."""
+        return tuple(
+            f for f in range(self.fragments) if step > 0 and (step - self._find_first_step(f)) % self.every == 0
+        )
 
-    def takes(self, step: int) -> tuple[int, ...]:
-        """The fragment that was sent `delay` steps ago, and is applied now."""
+    def applies(self, step: int) -> tuple[int, ...]:
+        """The numbers of the fragments that were sent `delay` steps ago and are applied after this step."""
         return self.sends(step - self.delay)
 
-    def _find_turn(self, fragment: int) -> int:
+    def _find_first_step(self, fragment: int) -> int:
         return (fragment + 1) * self.every // self.fragments
 
 
 def choose_delay(every: int) -> int:
-    """The default delay of a fragment: a tenth of the steps between two synchronisations.
+    """The default delay of a fragment, in steps: a tenth of the interval, at least one step if the interval is longer.
 
     >>> choose_delay(100), choose_delay(4), choose_delay(1)
     (10, 1, 0)
@@ -50,7 +53,8 @@ def choose_delay(every: int) -> int:
 
 
 def choose_fragments(total: int, every: int) -> int:
-    """The default number of fragments: up to eight, each large enough for a message.
+    """The default number of fragments of `total` numbers: up to eight, one for each step, and none below 65,536
+    numbers.
 
     >>> choose_fragments(20_000_000, 100), choose_fragments(20_000_000, 5), choose_fragments(1000, 100)
     (8, 5, 1)
@@ -59,7 +63,7 @@ def choose_fragments(total: int, every: int) -> int:
 
 
 def list_ranges(total: int, fragments: int) -> tuple[tuple[int, int], ...]:
-    """The begin and end of each fragment of `total` numbers: of equal sizes, rounded to `GRAIN`.
+    """The begin and end of each fragment of `total` numbers: of equal sizes, up to rounding to multiples of `GRAIN`.
 
     >>> list_ranges(10_000, 2), list_ranges(100, 2)
     (((0, 4096), (4096, 10000)), ((0, 0), (0, 100)))
@@ -69,15 +73,16 @@ def list_ranges(total: int, fragments: int) -> tuple[tuple[int, int], ...]:
 
 
 def share_rows(rows: int, speeds: tuple[float, ...]) -> tuple[tuple[int, int], ...]:
-    """The begin and end of each cluster's rows of a batch: in proportion to their speeds, at least one row each.
+    """The begin and end of each cluster's rows of a batch: in proportion to their speeds, at least one row each. `rows`
+    is not less than the number of clusters.
 
     >>> share_rows(9, (1.0, 2.0)), share_rows(4, (1.0, 1.0)), share_rows(3, (1.0, 100.0))
     (((0, 3), (3, 9)), ((0, 2), (2, 4)), ((0, 1), (1, 3)))
     """
     spare, whole = rows - len(speeds), sum(speeds)
-    wanted = [spare * speed / whole for speed in speeds]
-    counts = [int(each) for each in wanted]
-    by_rest = sorted(range(len(speeds)), key=lambda n: (counts[n] - wanted[n], n))
+    exact = [spare * speed / whole for speed in speeds]
+    counts = [int(each) for each in exact]
+    by_rest = sorted(range(len(speeds)), key=lambda n: (counts[n] - exact[n], n))
     for number in by_rest[: spare - sum(counts)]:
         counts[number] += 1
     ends = [sum(counts[: n + 1]) + n + 1 for n in range(len(counts))]

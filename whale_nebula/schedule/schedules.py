@@ -56,7 +56,8 @@ from whale_nebula.ir.routing import Order, compute_spacing
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """An operation of a stage on one micro-batch; `letters` name its kinds: forward, backward, gradients of weights.
+    """An operation of a stage on one micro-batch. `letters` has a letter for each part: F (forward), B (backward), W
+    (gradients of weights).
 
     >>> print(Forward(3), Forward(3, phase=1), Fused(0), BackwardWeights(2))
     F3 1:F3 FB0 W2
@@ -202,7 +203,7 @@ def limit_descending(values: Iterable[int]) -> list[int]:
 
 
 def check_count(option: str, value: int) -> None:
-    """Refuse numbers that are not positive integers."""
+    """Refuse a number of micro-batches that is not a positive integer."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise OptionError(
             f"{option}={value!r} is not a positive number of micro-batches",
@@ -305,7 +306,7 @@ def choose_delays(
 
 
 def find_limit(name: str) -> Limit:
-    """Find a schedule by its name; raises an error with a suggestion if it is unknown.
+    """The limit function of a schedule; raises an `OptionError` with a suggestion if its name is unknown.
 
     >>> find_limit("1f1b")(0, 3, 8)
     3
@@ -326,10 +327,10 @@ def limits(
     replicas: Sequence[int] = (),
     orders: Sequence[Order] = (),
 ) -> tuple[int, ...]:
-    """The limits of all stages, none of which exceeds that of an earlier stage (see `limit_descending`).
+    """The most micro-batches in flight in each stage, none more than in an earlier one (see `limit_descending`).
 
-    `pace` is the measured pace. `in_flight` is the user's option, for all stages or for each, and replaces the
-    schedule's limit. It applies to one replica: with `replicas`, the limit of a stage is multiplied by the largest
+    `pace` is the measured or estimated pace. `in_flight` is the user's option, for all stages or for each, and replaces
+    the schedule's limit. It applies to one replica: with `replicas`, the limit of a stage is multiplied by the largest
     number of replicas among this stage and later ones. If replicas take micro-batches in `orders`, a replica that takes
     few counts its own and those of the others in between; the replica that takes the most does not exceed the user's
     limit.

@@ -60,7 +60,7 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """The time at which the last stage stops computing."""
+        """The time at which all stages have finished."""
         return max((span.end for span in self.spans if isinstance(span.place, int)), default=0.0)
 
     def spans_of(self, place: int | str, replica: int | None = None) -> tuple[Span, ...]:
@@ -69,17 +69,17 @@ class Timeline:
         return tuple(span for span in own if replica in (None, span.replica))
 
     def replicas(self, stage: int) -> range:
-        """The replicas of a stage that have any work."""
+        """The numbers of a stage's replicas, up to the last one with any work."""
         return range(1 + max((span.replica for span in self.spans_of(stage)), default=0))
 
     def busy(self, place: int | str) -> float:
-        """Seconds that a stage computed (the busiest of its replicas), or that a line was held."""
+        """Seconds that a stage computed (the busiest of its replicas), or that a line was occupied."""
         if isinstance(place, str):
             return fsum(span.seconds for span in self.spans_of(place))
         return max(fsum(span.seconds for span in self.spans_of(place, replica)) for replica in self.replicas(place))
 
     def wait(self, stage: int) -> float:
-        """Seconds of the step in which a stage did not compute."""
+        """Seconds of the step in which the busiest replica of a stage did not compute."""
         return max(self.seconds - self.busy(stage), 0.0)
 
     @property
@@ -110,8 +110,8 @@ def simulate(
 ) -> Timeline:
     """Time one phase of a step: `works` by stage, `hops` by (source, destination), both for one micro-batch.
 
-    `fused` tells of each stage whether its forward and backward are one function (the last one's, by default), and
-    `pace`, from which limits are derived, is set if it is not that of these works and hops. With `recompute` forwards
+    `fused` states for each stage whether its forward and backward are one function, by default those of the last one.
+    Limits are derived from `pace`, by default that of these works and hops. With `recompute` forwards
     are computed again, and gradients of weights, which some schedules separate, are not deferred.
 
     >>> from whale_nebula.schedule.lines import make_uniform_hops
@@ -152,10 +152,10 @@ def run_lists(lists: Sequence[Sequence[Instruction]], works: Sequence[Work], hop
     >>> run_lists([list_instructions(0, 2, 2, in_flight=2)], [Work(1.0, 2.0)], {}).seconds
     6.0
     """
-    return _Run(lists, works, hops).finish()
+    return _Simulation(lists, works, hops).finish()
 
 
-class _Run:
+class _Simulation:
     """The state of one simulation: an event queue, and the messages that have arrived."""
 
     def __init__(self, lists: Sequence[Sequence[Instruction]], works: Sequence[Work], hops: Hops) -> None:
@@ -305,7 +305,7 @@ def _format_title(place: int | str, replica: int, timeline: Timeline) -> str:
 
 
 def draw_schedule(name: str, *, stages: int, micro_batches: int, seconds: float = 0.0, width: int = 100) -> str:
-    """Draw a schedule where a forward takes 1, a backward 2, and a message holds the line for `seconds`. Each part
+    """Draw a schedule where a forward takes 1, a backward 2, and a message occupies the line for `seconds`. Each part
     of a divided backward takes 1; the first stage sends no gradient back, so its backward is not divided.
 
     >>> print(draw_schedule("1f1b", stages=2, micro_batches=3))

@@ -27,9 +27,9 @@ class Limits:
     replan: bool | None = None
 
     def complete_from(self, other: Limits) -> Limits:
-        """The limits with None replaced by those of `other`."""
-        left = [each.name for each in fields(self) if getattr(self, each.name) is None]
-        return replace(self, **{name: getattr(other, name) for name in left})
+        """These limits, with those of `other` where they are None."""
+        missing = [each.name for each in fields(self) if getattr(self, each.name) is None]
+        return replace(self, **{name: getattr(other, name) for name in missing})
 
 
 def check_limits(
@@ -51,7 +51,7 @@ def check_limits(
         memory=None if memory is None else values.check_memory("memory", memory),
         micro_batch=None if micro_batch is None else values.check_count("micro_batch", micro_batch),
         replica=None if replica is None else values.check_count("replica", replica),
-        compress=compress_options.check_crossing_codec(compress),
+        compress=compress_options.parse_crossing_codec(compress),
         recompute=None if recompute is None else values.check_bool("recompute", recompute),
         split=None if split is None else values.check_bool("split", split),
         replan=values.check_bool("replan", replan) or None,
@@ -60,7 +60,7 @@ def check_limits(
 
 def _check_clusters(value: Iterable[str]) -> tuple[str, ...] | None:
     """Validate names of clusters, each once; None for all."""
-    if value in ("all", ["all"]):
+    if value in ("all", ["all"], ("all",), {"all"}):
         return None
     mend = "clusters=['gpu', 'npu'], or remove clusters= to use all clusters"
     if isinstance(value, str) or not isinstance(value, Iterable):
@@ -78,7 +78,7 @@ _base_limits: Limits | None = None
 
 
 def get_current_limits() -> Limits | None:
-    """The limits in effect; None if steps are cut by scopes alone."""
+    """The limits in effect: the script's, completed from the base limits; None if steps are cut by scopes alone."""
     if _current is None or _base_limits is None:
         return _current or _base_limits
     return _current.complete_from(_base_limits)
@@ -96,7 +96,7 @@ def use_base_limits(limits: Limits) -> Iterator[None]:
 
 
 def set_limits(limits: Limits | None) -> Limits | None:
-    """Set the limits; returns the previous ones."""
+    """Set the limits of the script, None for none; returns the previous ones."""
     global _current
     before, _current = _current, limits
     return before

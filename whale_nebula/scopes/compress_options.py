@@ -85,20 +85,20 @@ def _check_mask(value: Any) -> Any:
     raise OptionError(f"mask={type(value).__name__} is neither True nor a name", why=why, mend="mask=True")
 
 
-def _choose_codec(codec: Any, made: Codec | None) -> Codec | str | None:
+def _choose_codec(codec: Any, flag_codec: Codec | None) -> Codec | str | None:
     if codec is None:
-        return made
-    if made is not None:
+        return flag_codec
+    if flag_codec is not None:
         why = "flags define a codec, and a boundary has only one"
-        mend = f"nb.compress({codec!r}) or nb.compress({str(made)!r})"
+        mend = f"nb.compress({codec!r}) or nb.compress({str(flag_codec)!r})"
         raise values.option_error(
-            f"nb.compress({codec!r}) also has flags, which define {str(made)!r}", why=why, mend=mend
+            f"nb.compress({codec!r}) also has flags, which define {str(flag_codec)!r}", why=why, mend=mend
         )
     return "auto" if codec == "auto" else _check_codec("codec", codec)
 
 
-def check_crossing_codec(value: Any) -> str | None:
-    """The codec option of `nb.auto_parallel` as text: a codec, "auto", or None for no codec."""
+def parse_crossing_codec(value: Any) -> str | None:
+    """Validate `compress` of `nb.auto_parallel` and return it as text: a codec, "auto", or None for no codec."""
     if value is None or value == "none":
         return None
     try:
@@ -154,11 +154,11 @@ def check_local_sgd_options(arguments: Mapping[str, Any]) -> dict[str, object]:
             if arguments[name] != _LOCAL_SGD_DEFAULTS[name]
         ]
         if idle:
-            said = f"{idle[0]}={arguments[idle[0]]!r}"
+            option = f"{idle[0]}={arguments[idle[0]]!r}"
             raise values.option_error(
-                f"{said} has no effect without sync_every",
+                f"{option} has no effect without sync_every",
                 why="replicas of one cluster are identical after every step",
-                mend=f"nb.replica(sync_every=100, {said})",
+                mend=f"nb.replica(sync_every=100, {option})",
             )
         return {}
     every = (
@@ -193,12 +193,12 @@ def check_local_sgd_options(arguments: Mapping[str, Any]) -> dict[str, object]:
 def _check_exchange(arguments: Mapping[str, Any]) -> dict[str, object]:
     """Validate `exchange="1bit"`: momenta are exchanged after each step, so it excludes the other options."""
     values.check_choice("exchange", arguments["exchange"], (ONE_BIT,))
-    said = {
+    others = {
         name: arguments[name]
         for name in ("sync_every", *_LOCAL_SGD_DEFAULTS, "shard")
         if arguments[name] != _LOCAL_SGD_DEFAULTS.get(name)
     }
-    for name, value in said.items():
+    for name, value in others.items():
         raise values.option_error(
             f"{name}={value!r} cannot be combined with exchange={ONE_BIT!r}",
             why="the copies exchange momenta after each step, and are identical then",
@@ -238,24 +238,26 @@ def _check_outer(value: Any, mode: str) -> Outer | str:
 
 
 def find_local_sgd_options(frames: Sequence[Frame], frame: Frame | None = None) -> LocalSgd | None:
-    """The local SGD options in effect inside these scopes, if any; `frame` is the replica scope, if known."""
+    """The local SGD options in effect inside these scopes; None without local SGD. `frame` is the replica scope, by
+    default the innermost. Raises for a codec that cannot encode differences.
+    """
     frame = frame or replica_of(frames)
     if frame is None or frame.options.get("sync_every") is None:
         return None
-    options, block, squeeze = frame.options, cluster_block_of(frames), compress_of(frames)
+    options, block, compress = frame.options, cluster_block_of(frames), compress_of(frames)
     layout = block.options["layout"] if block is not None else "all"
     every, delay, outer = options["sync_every"], options["delay"], options["outer"]
     every = UNDECIDED if every == AUTO else every
     shared: dict[str, Any] = {
         "every": every,
-        "codec": str(_read_way(squeeze)) if squeeze is not None else "none",
+        "codec": str(_difference_encoding(compress)) if compress is not None else "none",
         "clusters": layout if isinstance(layout, tuple) else (),
         "mode": options["mode"],
         "where": str(frame.site),
     }
     if options.get("exchange") is not None:
-        if squeeze is not None:
-            what = f"nb.compress ({_read_way(squeeze)}) around momenta that cross as one bit per number"
+        if compress is not None:
+            what = f"nb.compress ({_difference_encoding(compress)}) around momenta that cross as one bit per number"
             raise OptionError(
                 what, where=shared["where"], why='exchange="1bit" is a codec itself', mend="remove nb.compress"
             )
@@ -272,16 +274,21 @@ def find_local_sgd_options(frames: Sequence[Frame], frame: Frame | None = None) 
     )
 
 
-def _read_way(frame: Frame) -> Encoding:
-    """The codec options of weight differences under an `nb.compress`."""
-    way = derive_encodings(frame.options)[0]
-    parts = () if way.codec is None else way.codec.members
-    odd = [name for part in parts if (name := type(part).__name__) not in _DIFFERENCE_CODECS]
-    unfit = {"auto": way.auto, "ramp": way.ladder, "delta": way.delta, "mask": way.mask is not None}
-    odd += [name for name, value in unfit.items() if value]
-    if odd:
-        what = f"weight differences cannot be encoded by {odd[0]}"
+def _difference_encoding(frame: Frame) -> Encoding:
+    """The encoding of weight differences under an `nb.compress`; raises if its codec needs samples."""
+    encoding = derive_encodings(frame.options)[0]
+    parts = () if encoding.codec is None else encoding.codec.members
+    unfit = [name for part in parts if (name := type(part).__name__) not in _DIFFERENCE_CODECS]
+    options = {
+        "auto": encoding.auto,
+        "ramp": encoding.ladder,
+        "delta": encoding.delta,
+        "mask": encoding.mask is not None,
+    }
+    unfit += [name for name, value in options.items() if value]
+    if unfit:
+        what = f"weight differences cannot be encoded by {unfit[0]}"
         why = "a weight difference has no sample axis; use fp16, bf16, integers or topk"
         mend = "nb.compress(int4=True), or nb.compress(topk=0.05, int8=True)"
         raise OptionError(what, where=str(frame.site), why=why, mend=mend)
-    return way
+    return encoding

@@ -26,7 +26,7 @@ class KnownStage:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """The stages entered in one run of a `cluster` block: how many there are, and which.
+    """The stages entered in one run of the outermost `cluster`, `replica` or `pipeline` block: how many, and which.
 
     Stages outside any block (`open`) may belong to several programs, so only their number is recorded.
     """
@@ -40,7 +40,7 @@ class Block:
 class Frame:
     """One entry of a scope; two frames are equal only if they are the same one.
 
-    `touched` is set by watchers when the scope has caught an op or a Keras layer. `closed` is set if an enclosing
+    `touched` is set when an op or a Keras layer is created in the scope. `closed` is set if an enclosing
     scope ended first, `building` if it was entered in the `build` of a Keras layer. A stage outside any block has a
     `place` in the order of those; its number is `assigned_number` when a step that contains it is captured: see
     `identity.StageNumbers`.
@@ -60,7 +60,7 @@ class Frame:
 
 
 class Watcher(Protocol):
-    """Callback for every scope that opens."""
+    """Object whose `enter` is called for every scope that opens."""
 
     def enter(self, frame: Frame) -> contextlib.AbstractContextManager[None]:
         """A context that is open as long as the scope is."""
@@ -82,7 +82,7 @@ class Stack:
 
 _STACK: ContextVar[Stack] = ContextVar("whale_nebula_scopes", default=Stack())  # noqa: B039 - one for all contexts
 watchers: list[Watcher] = []
-"""What is called for every scope that opens."""
+"""The watchers that are called for every scope that opens."""
 
 
 def current_stack() -> Stack:

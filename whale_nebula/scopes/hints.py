@@ -1,6 +1,8 @@
-"""Detect scopes that were created but never entered, such as `nb.stage(cluster="gpu")` without `with`.
+"""Warnings of scopes without effect: created but never entered, such as `nb.stage(cluster="gpu")` without `with`, or
+entered around code that is not captured.
 
-The warning is given when a model or a step is about to run: if the scope was meant to be used, it is missing by then.
+That a scope was never entered is reported when a model or a step is about to run: if the scope was meant to be used, it
+is missing by then.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ _idle: set[Site] = set()
 
 
 def record_creation(written: str) -> Site:
-    """Record that a scope is created here, with its `written` text; returns its place."""
+    """Record that a scope is created on this line of the script; `written` is its text. Returns the line."""
     site = calling_site()
     if site not in _entered:
         _unentered.setdefault(site, written)
@@ -27,30 +29,30 @@ def record_creation(written: str) -> Site:
 
 
 def record_entry(site: Site) -> None:
-    """Record that a scope created at a place was entered; this covers all scopes created there."""
+    """Record that a scope created on a line was entered; this covers all scopes created there."""
     _unentered.pop(site, None)
     _entered.add(site)
 
 
 def forget() -> None:
-    """Discard all records."""
+    """Discard the records of created, entered and idle scopes (between tests)."""
     _unentered.clear()
     _entered.clear()
     _idle.clear()
 
 
 def warn_unscoped(model: str) -> None:
-    """Warn once of each scope that was never entered; `model` is about to run without scopes."""
+    """Warn once of each scope that was never entered: the model of this name is about to run without scopes."""
     _warn(f"model {model!r} runs uncut")
 
 
 def warn_missing_scope(step: str) -> None:
-    """Like `warn_unscoped`, for a `step` that is about to run and has other scopes."""
+    """Warn once of each scope that was never entered: the step of this name, with other scopes, is about to run."""
     _warn(f"step {step!r} runs without it")
 
 
 def warn_idle(frame: Frame, written: str) -> None:
-    """Warn once for each place where clusters should train copies but no step did, for example in a loop without
+    """Warn, once for each line, of a scope of local SGD in which no step ran by a plan, for example a loop without
     @nb.function.
     """
     if frame.touched or frame.building or frame.site in _idle:
@@ -64,16 +66,15 @@ def warn_idle(frame: Frame, written: str) -> None:
     )
 
 
-def _warn(so: str) -> None:
+def _warn(consequence: str) -> None:
     for site, written in list(_unentered.items()):
         record_entry(site)
-        # These may also enclose an entire step.
-        around = written.startswith(tuple(f"nb.{kind}" for kind in ENCLOSING_KINDS))
+        encloses_step = written.startswith(tuple(f"nb.{kind}" for kind in ENCLOSING_KINDS))
         warn_at(
             site,
             f"{written} is never entered",
-            why=f"a scope holds the lines inside its with block, and this one has none; {so}",
-            mend=f"with {written}: and inside it the calls of the layers{', or the call of fit' * around}",
+            why=f"a scope holds the lines inside its with block, and this one has none; {consequence}",
+            mend=f"with {written}: and inside it the calls of the layers{', or the call of fit' * encloses_step}",
         )
 
 
@@ -87,7 +88,7 @@ _warned: set[tuple[Site, str]] = set()
 
 @contextlib.contextmanager
 def watch_stage(frame: Frame, around: Stack) -> Iterator[None]:
-    """Context around a stage: warn if it ends without having caught any op."""
+    """Context around a stage: if no op was created in it, release its number, and warn if its code is not captured."""
     code = "the build of a layer" if frame.building else find_code_kind()
     try:
         yield
@@ -139,10 +140,12 @@ _FIX_OUTSIDE = (
 )
 
 
-def warn_eager(stage: Frame, code: str, then: str, *, where: Site, program: Site, mend: str | None = None) -> None:
+def warn_eager(
+    stage: Frame, code: str, consequence: str, *, where: Site, program: Site, mend: str | None = None
+) -> None:
     """Warn that a stage runs uncut: once for a program and kind of code, not for each of its stages."""
     if (program, code) in _warned:
         return
     _warned.add((program, code))
-    why = f"{code} is not captured, {then}; this warning is shown once for this line"
+    why = f"{code} is not captured, {consequence}; this warning is shown once for this line"
     warn_at(where, f"stage {stage.key!r} runs uncut", why=why, mend=mend or _MENDS[code])

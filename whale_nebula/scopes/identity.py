@@ -110,7 +110,7 @@ def find_default_cluster(frames: Sequence[Frame]) -> str:
 
 
 def identify_stage(name: str | None, cluster: str | None, site: Site, stack: Stack) -> tuple[str, str]:
-    """(key, cluster) of a stage that is entered on this stack; it is recorded in its block."""
+    """Give a stage that is entered on this stack its key and cluster, record it in its block, and return both."""
     block = _block(stack)
     number = block.entries
     key = name or cluster or _key(number)
@@ -137,13 +137,13 @@ def identify_stage(name: str | None, cluster: str | None, site: Site, stack: Sta
 
 
 def find_open_place(stack: Stack) -> int | None:
-    """The place of the next stage among those outside any block; None inside a block."""
+    """The position that the next stage gets among those outside any block; None inside a block."""
     block = _block(stack)
     return block.entries if block.open else None
 
 
 def release_number(stack: Stack) -> None:
-    """Release the number of a stage that caught nothing and was in no block."""
+    """Release the number of a stage outside any block in which no op was created."""
     block = _block(stack)
     if block.open:
         block.entries -= 1
@@ -164,7 +164,7 @@ def find_cluster_of_number(number: int, frames: Sequence[Frame]) -> str:
 
 
 def clusters_of(stage: Frame, frames: Sequence[Frame]) -> tuple[str, ...]:
-    """The clusters that may run a stage, by its scope and the enclosing ones; empty if they name none."""
+    """The clusters that may run a stage, by its scope and the enclosing ones; empty if any cluster may."""
     around = cluster_block_of(frames)
     named = stage.options.get("cluster") or (around.cluster if around is not None else None)
     chosen = (str(named),) if named is not None else _layout(around)
@@ -185,7 +185,7 @@ def cluster_conflict_error(key: str, cluster: str, where: str, known: str, there
 
 
 def check_layout(cluster: str, site: Site, around: Frame | None, what: str = "nb.stage") -> None:
-    """Refuse a stage on a cluster that the layout of the enclosing block does not list."""
+    """Refuse a stage on a cluster that the layout of the enclosing `nb.cluster` does not list."""
     layout = _layout(around)
     if around is not None and layout and cluster not in layout:
         raise StageIdentityError(
@@ -223,7 +223,7 @@ class StageNumbers:
         block.entries = max(block.entries + len(ordered), last + 1)
 
     def find_identity(self, frame: Frame, around: Sequence[Frame]) -> tuple[str | None, str | None]:
-        """(key, cluster) of a stage in this step."""
+        """(key, cluster) of a stage in this step; a new one gets its number."""
         self.number_stages([frame], around)
         return self.homes.get(frame, (frame.key, frame.cluster))
 

@@ -1,4 +1,4 @@
-"""Observers of steps: when only the plan of a script is requested, each step is planned and not run.
+"""Observers of steps: where only the plan of a script is requested, its steps are planned instead of run.
 
 There is at most one observer in a process, as there is at most one run. Without an observer this module only
 records which step, if any, had no scopes.
@@ -69,11 +69,11 @@ def record_unscoped(name: str, kind: str) -> None:
 
 
 def get_last_unscoped() -> str:
-    """The last step without scopes in this run; "" if there was none."""
+    """The last step without scopes in this run, in words; "" if there was none."""
     return _plain
 
 
 def forget_unscoped() -> None:
-    """Discard that record: the run is closed."""
+    """Discard the record of the last step without scopes, as the run is closed."""
     global _plain
     _plain = ""

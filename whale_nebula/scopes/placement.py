@@ -50,7 +50,7 @@ class Placement:
     splits: tuple[SplitRule, ...] = ()
 
     def frame(self, rule: Rule, path: str) -> Frame:
-        """The stage of a rule, for one call of a layer."""
+        """The frame of a rule's stage for one call of the layer at this path."""
         options = {"cluster": rule.cluster, "name": rule.key, "layer": path, "rule": rule}
         return Frame("stage", options, self.site, key=rule.key, cluster=rule.cluster)
 
@@ -70,7 +70,7 @@ def parse_placement(mapping: Any) -> Placement:
 
 
 def _check_stack() -> Stack:
-    """The open scopes; outside any block, the entries of the map form one."""
+    """The open scopes, which must not be a stage or a split; outside any block, the entries of the map form one."""
     stack = current_stack()
     for frame in stack.frames:
         if frame.kind in ("stage", "split"):
@@ -86,8 +86,8 @@ def _create_rule(pattern: Any, home: Any, stack: Stack) -> Rule:
     cluster, name = _parse_home(pattern, home)
     if isinstance(home, Scope):
         home.record_placement()
-    key, found = identity.identify_stage(name, cluster, calling_site(), stack)
-    return Rule(_compile_pattern(pattern), key, found)
+    key, cluster = identity.identify_stage(name, cluster, calling_site(), stack)
+    return Rule(_compile_pattern(pattern), key, cluster)
 
 
 def _create_split_rule(pattern: Any, home: Scope) -> SplitRule:

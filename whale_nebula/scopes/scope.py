@@ -86,7 +86,7 @@ def _nesting_error(kind: str, site: Site, outer: Frame, *, around_step: bool) ->
 
 
 class Scope(contextlib.AbstractContextManager[Frame]):
-    """A scope as it was written: its `kind` and validated `options`. Each entry makes a frame."""
+    """A scope as it was written: its `kind` and validated `options`. Each entry creates a frame."""
 
     def __init__(self, kind: str, options: Mapping[str, Any]) -> None:
         self.kind = kind
@@ -95,8 +95,8 @@ class Scope(contextlib.AbstractContextManager[Frame]):
         self._site = hints.record_creation(repr(self))
 
     def __repr__(self) -> str:
-        said = (f"{name}={value!r}" for name, value in self.options.items() if value is not None)
-        return f"nb.{self.kind}({', '.join(said)})"
+        options = (f"{name}={value!r}" for name, value in self.options.items() if value is not None)
+        return f"nb.{self.kind}({', '.join(options)})"
 
     def __call__(self, *args: object, **kwargs: object) -> NoReturn:
         """Raise: a scope is not a decorator, but applies to the code inside its block."""
@@ -104,7 +104,7 @@ class Scope(contextlib.AbstractContextManager[Frame]):
         raise decorator_error(self.kind)
 
     def record_placement(self) -> None:
-        """Record that it is used in a map of places instead of being entered."""
+        """Record that it is used in a map of `nb.place` instead of being entered."""
         hints.record_entry(self._site)
 
     @short_traceback

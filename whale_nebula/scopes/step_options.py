@@ -42,7 +42,7 @@ _CURRENT: ContextVar[StepOptions | None] = ContextVar("whale_nebula_step_options
 
 
 def current_step_options() -> StepOptions:
-    """The options that replace those of scopes now; options that replace nothing if there are none."""
+    """The options that replace those of scopes now; an empty `StepOptions` if there are none."""
     return _CURRENT.get() or StepOptions()
 
 

@@ -72,7 +72,9 @@ def test_split_that_an_elastic_run_may_lose_is_reported(count: int | None, least
         if not warns:
             plan(step)
             return
-        with pytest.raises(nb.errors.NebulaWarning, match="2 workers of 'npu', which may have 1 by elastic") as caught:
+        with pytest.raises(
+            nb.errors.NebulaWarning, match="2 workers of 'npu', but elastic: allows it to have 1"
+        ) as caught:
             plan(step)
     assert "nb.split() for all workers that there are, or elastic: {npu: {min: 2}}" in str(caught.value)
 

@@ -18,7 +18,7 @@ from tests.unit.passes.programs import parse_program
 from whale_nebula.ir.canonical import canonical_lines, describe_first_difference, digest_lines, program_digest
 from whale_nebula.ir.cut import Cut, Exchange
 from whale_nebula.ir.graph import INPUT, Graph, Op
-from whale_nebula.ir.program import GradientPart, Holder, Leaf, PartKey, Program, Request, Variable
+from whale_nebula.ir.program import GradientPart, Holder, Leaf, LocalSgd, PartKey, Program, Request, Variable
 from whale_nebula.ir.sizes import ExchangeSizes
 from whale_nebula.ir.text import from_text
 from whale_nebula.spec import Spec, Value
@@ -201,6 +201,13 @@ def test_first_difference_of_an_extra_line() -> None:
     )
 
 
+def test_first_difference_of_local_sgd_and_of_a_split_names_it() -> None:
+    split = ["split w axis=0 stage=a"], ["split w axis=1 stage=a"]
+    assert describe_first_difference(*split) == "the split of w: axis=0 stage=a here, axis=1 stage=a there"
+    copies = [[f"apart {LocalSgd(every)}"] for every in (2, 3)]
+    assert describe_first_difference(*copies).startswith("local SGD: each cluster trains a copy")
+
+
 def test_first_difference_of_lines_of_different_kinds() -> None:
     assert describe_first_difference(["stage 1 b cluster=b"], ["input x float32[?] batched"]) == (
         "stage 1 (b cluster=b) here is in the position of input x (float32[?] batched) there"
@@ -252,7 +259,7 @@ def test_sparse_gradient_size_counts_all_indices() -> None:
     sizes = ExchangeSizes(make_cut())
     assert sizes.nbytes(VALUES, (3, 2)) == 5 * 5 * 4 * 4
     assert sizes.nbytes(INDICES, (3, 2)) == 5 * 5 * 4
-    assert not sizes.at_most(VALUES)
+    assert not sizes.is_upper_bound(VALUES)
 
 
 def test_dense_gradient_has_the_size_of_its_variable() -> None:
@@ -260,7 +267,7 @@ def test_dense_gradient_has_the_size_of_its_variable() -> None:
         ExchangeSizes(make_cut()).nbytes(make_part_exchange(DENSE_KEY, 0, Spec("float32", None)), (3, 2))
         == TABLE.nbytes()
     )
-    assert not ExchangeSizes(make_cut()).at_most(make_part_exchange(DENSE_KEY, 0, TABLE))
+    assert not ExchangeSizes(make_cut()).is_upper_bound(make_part_exchange(DENSE_KEY, 0, TABLE))
 
 
 def test_size_uses_the_shapes_of_a_given_batch() -> None:
@@ -270,7 +277,7 @@ def test_size_uses_the_shapes_of_a_given_batch() -> None:
 
 @pytest.mark.parametrize("op", ["Unique(%0)", "Where(%0)"])
 def test_size_of_a_data_dependent_selection_is_an_upper_bound(op: str) -> None:
-    assert ExchangeSizes(make_cut("int32[?]", op)).at_most(INDICES)
+    assert ExchangeSizes(make_cut("int32[?]", op)).is_upper_bound(INDICES)
     assert ExchangeSizes(make_cut("int32[?]", op)).nbytes(INDICES, (6,)) == 6 * 4
 
 
@@ -278,4 +285,4 @@ def test_size_of_a_data_dependent_selection_is_an_upper_bound(op: str) -> None:
 def test_size_of_a_result_follows_the_batch_rows(shape: tuple[int | None, ...] | None, size: int | None) -> None:
     result = Exchange("scalar", 0, 0, 0, "a", "b", Spec("float32", shape), result=True)
     assert ExchangeSizes(make_cut()).nbytes(result, (3, 2)) == size
-    assert result.what == "results" and not ExchangeSizes(make_cut()).at_most(result)
+    assert result.what == "results" and not ExchangeSizes(make_cut()).is_upper_bound(result)

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.passes.programs import check_op_texts, list_cases, parse_program
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Program
-from whale_nebula.passes.label import NEVER_CUT, find_far_side, label_jointly, label_ops
+from whale_nebula.passes.label import NEVER_CUT, find_sink_side, label_jointly, label_ops
 
 
 def describe_labels(program: Program):
@@ -114,7 +114,7 @@ def test_far_side_is_the_smallest_minimum_cut(seed: int) -> None:
     nodes = ["s", *inner, "t"]
     pairs = [pair for pair in itertools.permutations(nodes, 2) if pair[0] != "t" and pair[1] != "s"]
     edges: Edges = {pair: drawn.randint(0, 9) for pair in pairs if drawn.random() < 0.5}
-    found = find_far_side(edges, "s", "t")
+    found = find_sink_side(edges, "s", "t")
     cuts = [{"t", *chosen} for n in range(6) for chosen in itertools.combinations(inner, n)]
     least = min(_cut_cost(edges, cut) for cut in cuts)
     assert _cut_cost(edges, found & {*inner, "t"}) == least
@@ -122,9 +122,9 @@ def test_far_side_is_the_smallest_minimum_cut(seed: int) -> None:
 
 
 def test_uncuttable_edge_keeps_its_ends_on_one_side() -> None:
-    assert find_far_side({("s", 1): 3, (1, 2): NEVER_CUT, (2, "t"): 5}, "s", "t") == {1, 2, "t"}
-    assert find_far_side({("s", 1): 5, (1, 2): NEVER_CUT, (2, "t"): 3}, "s", "t") == {"t"}
+    assert find_sink_side({("s", 1): 3, (1, 2): NEVER_CUT, (2, "t"): 5}, "s", "t") == {1, 2, "t"}
+    assert find_sink_side({("s", 1): 5, (1, 2): NEVER_CUT, (2, "t"): 3}, "s", "t") == {"t"}
 
 
 def test_far_side_of_an_empty_network_is_the_sink() -> None:
-    assert find_far_side({}, "s", "t") == {"t"}
+    assert find_sink_side({}, "s", "t") == {"t"}

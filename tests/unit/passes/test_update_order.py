@@ -45,11 +45,13 @@ def test_large_variables_are_updated_one_after_the_other(make: Callable[[], Any]
     graph, ops, (first, small, second, third) = trace_update(make(), [WIDE, NARROW, WIDE, WIDE])
     waits = order_updates(graph, ops)
     assert set(waits.values()) == {first, second}
-    before = {write: graph.order(waits).ascend([write]) & waits.keys() for write in (first, small, second, third)}
+    before = {
+        write: graph.add_control_inputs(waits).ascend([write]) & waits.keys() for write in (first, small, second, third)
+    }
     assert not before[first] and not before[small]
     assert {waits[op] for op in before[second]} == {first} and {waits[op] for op in before[third]} == {second}
     for previous, write in ((first, second), (second, third)):  # no large tensor for it is computed before
-        late = graph.order(waits).descend([previous], control=True)
+        late = graph.add_control_inputs(waits).descend([previous], control=True)
         made = [graph.ops[op] for op in graph.ascend([write]) - late if graph.ops[op].outputs]
         assert {op.type for op in made if op.outputs[0].nbytes() >= 1 << 20} <= {"Placeholder", "IdentityN"}
 
@@ -65,4 +67,4 @@ def test_global_norm_is_not_delayed() -> None:
 def test_updates_of_small_variables_are_not_ordered() -> None:
     graph, ops, _ = trace_update(keras.optimizers.Adam(), [NARROW, NARROW])
     assert order_updates(graph, ops) == {}
-    assert graph.order({}) is graph
+    assert graph.add_control_inputs({}) is graph

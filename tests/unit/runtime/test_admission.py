@@ -128,7 +128,7 @@ def test_every_planned_exchange_has_a_slot(name: str) -> None:
     plan = compile_text(EXAMPLES.get(name, TWO_STAGES + GLOBAL_NORM), assign_worker_per_stage)
     found = dict(slots(plan))
     names = {worker.cluster: worker.name for worker in plan.workers}
-    for each in plan.exchange:
+    for each in plan.exchanges:
         ends = names[each.source], names[each.destination]
         assert any((s.kind, s.phase, s.source, s.destination) == (each.kind, each.phase, *ends) for s in found)
     for boundary in plan.boundaries:

@@ -14,7 +14,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from whale_nebula.errors import BatchCoupledError, CaptureError, NebulaWarning, StageFailedError
 from whale_nebula.ir.graph import Graph
-from whale_nebula.passes.rules import COUPLED, Fold, verdict
+from whale_nebula.passes.rules import COUPLED, Fold, coupling_error
 from whale_nebula.passes.rules.registry import BESIDE, FIXED
 from whale_nebula.runtime.step.rollback import Guard
 
@@ -319,7 +319,7 @@ def test_fix_for_a_fixed_number_of_rows_works() -> None:
     """`coupled="allow"` would fail with the first micro-batch; rows as many as the batch's do not."""
     weights = tf.Variable(tf.ones(5))
     for reason in (BESIDE, FIXED):
-        refusal = verdict(Fold(COUPLED, reason=reason), Graph(()))
+        refusal = coupling_error(Fold(COUPLED, reason=reason), Graph(()))
         assert refusal is not None and "tf.fill([tf.shape(x)[0], 1], value)" in refusal.mend
         assert "allow" not in refusal.mend
 

@@ -16,7 +16,7 @@ from tests.processes.batch_normalization import X, Y, build_model, enter_no_scop
 from whale_nebula.errors import BatchCoupledError
 from whale_nebula.ir.cut import Cut, Fragment, Worker
 from whale_nebula.passes.pipeline import cut_program
-from whale_nebula.passes.replicas import SHARED_NOTE, check_hosts, find_replica_sums
+from whale_nebula.passes.replicas import BATCH_SUM_NOTE, check_replica_sums, find_replica_sums
 from whale_nebula.runtime.replicas.collectives import Collectives, Group, ReplicaSums
 from whale_nebula.runtime.step.compiled import FunctionBuilder
 from whale_nebula.runtime.step.engine import Engine
@@ -83,7 +83,7 @@ def test_stage_with_fewer_replicas_than_micro_batches_is_refused() -> None:
 def test_allowed_coupling_normalizes_each_micro_batch_separately() -> None:
     both = build_model(make_scopes((2,), 4, coupled="allow")), make_eager(build_model(enter_no_scopes))
     found, whole = (float(model.train_on_batch(X, Y)[0]) for model in both)
-    assert not any(note.startswith(SHARED_NOTE) for note in nb.last_report().notes)
+    assert not any(note.startswith(BATCH_SUM_NOTE) for note in nb.last_report().notes)
     assert abs(found - whole) > 1e-4 * whole
 
 
@@ -172,16 +172,16 @@ def cut_for_workers(engine: Engine, *workers: str) -> Cut:
 
 def test_worker_without_collectives_is_refused(engine: Engine) -> None:
     cut = cut_for_workers(engine, "c0/0", "c0/1")
-    check_hosts(cut, "c0/0", str, collectives=True)
-    check_hosts(cut, "c1/0", str, collectives=False)
+    check_replica_sums(cut, "c0/0", str, collectives=True)
+    check_replica_sums(cut, "c1/0", str, collectives=False)
     with pytest.raises(BatchCoupledError, match=r"call nb.init\(\) before anything that creates a tensor"):
-        check_hosts(cut, "c0/0", str, collectives=False)
+        check_replica_sums(cut, "c0/0", str, collectives=False)
 
 
 def test_worker_with_two_replicas_is_refused(engine: Engine) -> None:
     assert find_replica_sums(engine.captured.program).keys() == {0}
-    with pytest.raises(BatchCoupledError, match=r"which need a worker each, but 1 worker"):
-        check_hosts(cut_for_workers(engine, "c0/0"), "c0/0", str, collectives=True)
+    with pytest.raises(BatchCoupledError, match=r"which need a worker each, but its cluster has 1"):
+        check_replica_sums(cut_for_workers(engine, "c0/0"), "c0/0", str, collectives=True)
 
 
 def find_summing_fragment(engine: Engine) -> Fragment:

@@ -27,7 +27,7 @@ def test_fragment_is_received_before_it_is_sent_again(table: Timetable) -> None:
         for fragment in table.sends(step):
             assert fragment not in on_way
             on_way.add(fragment)
-        for fragment in table.takes(step):
+        for fragment in table.applies(step):
             on_way.remove(fragment)
 
 

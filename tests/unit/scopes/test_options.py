@@ -51,6 +51,12 @@ def test_cluster_layout_is_normalised(written: Any, layout: object) -> None:
     assert read_options(nb.cluster(written))["layout"] == layout
 
 
+@pytest.mark.parametrize("written", ["all", ["all"], ("all",), {"all"}])
+def test_auto_parallel_on_all_clusters_is_not_limited(written: Any) -> None:
+    with nb.auto_parallel(clusters=written) as limits:
+        assert repr(limits) == "nb.auto_parallel()"
+
+
 INVALID_CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("pipeline", (), {"shedule": "gpipe"}, "no option 'shedule'"),
     ("pipeline", (0,), {}, "is not a valid count"),
@@ -171,7 +177,8 @@ def describe_local_sgd(**options: Any) -> str:
         ({"sync_every": 8, "delay": 0}, "differences are exchanged every 8 steps, int4"),
         ({"sync_every": "auto"}, 'each cluster trains a copy, sync_every="auto", int4, average'),
         ({"sync_every": 8, "outer": nb.outer.Nesterov(rate=1.0)}, "Nesterov(rate=1.0, momentum=0.9)"),
-        ({"sync_every": 8, "mode": "async"}, "each sends its difference every 8 steps, at most 1 rounds ahead"),
+        ({"sync_every": 8, "mode": "async"}, "each sends its difference every 8 steps, at most 1 round ahead"),
+        ({"sync_every": 1, "mode": "async"}, "each sends its difference every step, at most 1 round ahead"),
         ({"sync_every": 8, "mode": "async", "staleness": 3}, "at most 3 rounds ahead, int4, average"),
     ],
 )  # fmt: skip

@@ -24,7 +24,7 @@ from whale_nebula.passes.rules import control, creation, elementwise, layout, li
 from whale_nebula.passes.rules.creation import SAME_SEED
 from whale_nebula.passes.rules.interpret import SHAPE_ONLY_OPS, Edge, Folding, fold
 from whale_nebula.passes.rules.registry import COUPLED, ROWS, WHOLE, Fold
-from whale_nebula.passes.rules.verdict import merge_rule, verdict
+from whale_nebula.passes.rules.verdict import coupling_error, merge_rule
 
 FAMILIES = (control, elementwise, layout, linear, creation, reductions, slicing)
 """The modules that hold the rules: importing them registers these."""
@@ -39,7 +39,7 @@ __all__ = [
     "Edge",
     "Fold",
     "Folding",
+    "coupling_error",
     "fold",
     "merge_rule",
-    "verdict",
 ]

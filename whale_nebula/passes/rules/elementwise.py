@@ -223,7 +223,7 @@ def _lift_entries(node: Node, rest: Join) -> Fold:
         return whole()  # no entry of the result is known
     length = max(len(lane) for lane in lanes)
     columns = [[lane[at if len(lane) > 1 else 0] for lane in lanes] for at in range(length)]
-    found = tuple(_reckon(node, column, rest) for column in columns)
+    found = tuple(_compute_entry(node, column, rest) for column in columns)
     return found[0] if all(node.rank(place) == 0 for place in range(len(lanes))) else pack_entries(node, found)
 
 
@@ -240,7 +240,7 @@ def _lanes(node: Node) -> list[tuple[Fold, ...]] | None:
     return lanes
 
 
-def _reckon(node: Node, folds: Sequence[Fold], rest: Join) -> Fold:
+def _compute_entry(node: Node, folds: Sequence[Fold], rest: Join) -> Fold:
     known = [fold.literal[0] for fold in folds if fold.literal is not None and len(fold.literal) == 1]
     work = ELEMENTWISE.get(node.op.type)
     if work is None or len(known) < len(folds) or not all(fold.kind == WHOLE for fold in folds):

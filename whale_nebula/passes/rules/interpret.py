@@ -61,8 +61,11 @@ FED_FOLD = whole()._replace(inputs=True)
 """The state of a value that is computed for the whole batch."""
 
 
-def feed_inputs(node: Node, outcome: Outcome, asked: set[Value], *, always: bool, apart: bool) -> tuple[Node, Outcome]:
-    """Read values of inputs alone as computed for the whole batch: always, or if that is better.
+def feed_inputs(
+    node: Node, outcome: Outcome, requested: set[Value], *, always: bool, apart: bool
+) -> tuple[Node, Outcome]:
+    """Read values of inputs alone as computed for the whole batch: always, or if the outcome is better. They are added
+    to `requested`.
 
     If micro-batches may be `apart`, a coupled value may consist of rows: then its size is unknown, and each micro-batch
     has its own.
@@ -78,7 +81,7 @@ def feed_inputs(node: Node, outcome: Outcome, asked: set[Value], *, always: bool
     mended, better = _try_fix(node, places, lambda _: FED_FOLD)
     if not always and rank_outcome(better) >= rank_outcome(outcome):
         return node, outcome
-    asked.update(node.op.inputs[place] for place in places)
+    requested.update(node.op.inputs[place] for place in places)
     return mended, better
 
 
@@ -221,18 +224,18 @@ def fold(
     'mean of inputs'
     """
     closure = graph.ascend({value.op for value in targets})
-    kept = closure | _ops_read_at_end(graph, skip)
+    kept = closure | _find_ops_read_at_end(graph, skip)
     fed: frozenset[Value] = frozenset()
     while True:
-        said = {**dict.fromkeys(means, MEAN), **dict.fromkeys(sums, SUM)}
-        run = _Run(graph, batched, closure, kept, skip, fed, checks, said, recounting, apart, grouped)
+        declared = {**dict.fromkeys(means, MEAN), **dict.fromkeys(sums, SUM)}
+        run = _Run(graph, batched, closure, kept, skip, fed, checks, declared, recounting, apart, grouped)
         run.interpret()
         if run.requested_values <= fed:
             return Folding(run.folds, tuple(sorted(run.used)), tuple(run.grows), run.all_recounts())
         fed |= run.requested_values
 
 
-def _ops_read_at_end(graph: Graph, skip: Callable[[int], bool]) -> set[int]:
+def _find_ops_read_at_end(graph: Graph, skip: Callable[[int], bool]) -> set[int]:
     """The ops whose results are read at the end, other than writes to variables."""
     read = {value for op in graph.ops if not skip(op.index) for value in op.inputs}
     return graph.ascend(op.index for op in graph.ops if not skip(op.index) and any(v not in read for v in op.values))
@@ -269,7 +272,7 @@ class Bodies:
 
 @dataclass
 class _Run:
-    """One walk over the ops.
+    """One walk over the ops of a graph. `declared` has the kinds of values that are declared means or sums.
 
     `closure` are the differentiated ops, `final_ops` those whose values at the end must be those of the batch. Values
     in `whole_values` are those of the whole batch; others that should be are recorded in `requested_values`, for
@@ -283,7 +286,7 @@ class _Run:
     skip: Callable[[int], bool]
     whole_values: frozenset[Value]
     checks: Collection[int] = ()
-    said: Mapping[Value, str] = field(default_factory=dict)
+    declared: Mapping[Value, str] = field(default_factory=dict)
     recounting: bool = False
     apart: bool = False
     grouped: bool = True
@@ -303,7 +306,7 @@ class _Run:
                 held = op.role in _HELD or op.index in self.batched or op.type == "Placeholder"
                 outcome = self._source_folds(op) if held else self._output_folds(op)
                 for value, found in zip(op.values, outcome, strict=True):
-                    found = Fold(self.said[value]) if value in self.said and not found.is_mergeable else found
+                    found = Fold(self.declared[value]) if value in self.declared and not found.is_mergeable else found
                     self.folds[value] = self._feed_once(value, found) if value in self.whole_values else found
 
     def _feed_once(self, value: Value, found: Fold) -> Fold:
@@ -328,7 +331,7 @@ class _Run:
         return (*self.recounts, *likes)
 
     def _source_folds(self, op: Op) -> tuple[Fold, ...]:
-        """The states of inputs, captures, and values that the runtime feeds."""
+        """The folds of the outputs of a placeholder: an input, a capture, or a value that the runtime feeds."""
         found = whole()
         if op.index in self.batched:
             found = rows(self.batched[op.index])

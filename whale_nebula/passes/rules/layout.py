@@ -193,12 +193,12 @@ def _reshape_rows(node: Node, data: Fold) -> Fold:
     before, after = node.spec(0).shape, read_target(node)
     if before is None or after is None:
         raise Undecided("the new shape of rows has an unknown number of axes")
-    place = _batch_place(node, after)
+    place = _find_batch_place(node, after)
     heads = before[: data.axis], after[:place]
     tails = before[data.axis + 1 :], after[place + 1 :]
     part = (node.parts(1) or (None,) * len(after))[place]
     move = _Move(place, heads, tails, part.per if part is not None and part.kind == COUNT else None)
-    per = _per(data, move)
+    per = _count_per_row(data, move)
     if data.order and data.order[0] == UNDER:
         return _from_under(node, data, move)
     return _keep_interleaved(node, data, move) if data.order or data.ragged else _move_rows(node, data, move, per)
@@ -219,7 +219,7 @@ def _move_rows(node: Node, data: Fold, move: _Move, per: int) -> Fold:
 
 
 def read_target(node: Node) -> Sizes | None:
-    """The sizes requested from a reshape; None is an unknown size, and the batch."""
+    """The sizes requested from a reshape, None for unknown ones and the batch axis; None if the rank is unknown."""
     static, parts = node.op.outputs[0].shape, node.parts(1)
     if parts is None:
         return static
@@ -231,8 +231,8 @@ def read_target(node: Node) -> Sizes | None:
     )
 
 
-def _batch_place(node: Node, after: Sizes) -> int:
-    """The position of the batch axis in the new shape: at the count, otherwise at the -1."""
+def _find_batch_place(node: Node, after: Sizes) -> int:
+    """The position of the batch axis in the new shape: at the size that counts rows, otherwise at the -1."""
     parts = node.parts(1)
     if parts is None:
         places = [axis for axis, size in enumerate(after) if size is None]
@@ -249,7 +249,7 @@ def _batch_place(node: Node, after: Sizes) -> int:
     return found[0]
 
 
-def _per(data: Fold, move: _Move) -> int:
+def _count_per_row(data: Fold, move: _Move) -> int:
     """Entries per row along the batch axis: the counted ones, or those that remain for a -1."""
     if move.counted is not None or data.order or data.ragged:
         return data.per if move.counted is None else move.counted
@@ -460,10 +460,10 @@ def summed_axes(node: Node) -> Result:
     pairs = pair_sizes(node)
     if pairs is None:
         return node.nonlinear(node.folds)
-    return _find_repeated(pairs), _find_repeated([(other, one) for one, other in pairs])
+    return _find_broadcast_axes(pairs), _find_broadcast_axes([(other, one) for one, other in pairs])
 
 
-def _find_repeated(pairs: list[tuple[Fold, Fold]]) -> Fold:
+def _find_broadcast_axes(pairs: list[tuple[Fold, Fold]]) -> Fold:
     """The axes that a broadcast repeats: the first size is 1 and the second is not; unknown sizes may be 1."""
     found: list[int] = []
     for axis, (one, other) in enumerate(pairs):

@@ -31,7 +31,7 @@ _OTHERS = ("Prod", "Max", "Min", "All", "Any", "EuclideanNorm")
 
 def _describe_reduction(node: Node) -> Axes:
     """The axes of a reduction: the reduced ones are removed."""
-    folded = _axes(node)
+    folded = _find_reduced_axes(node)
     if folded is None:
         raise Undecided("the reduced axes are not known")
     labels = list_axes(node, 0, max(folded, default=0))
@@ -52,7 +52,7 @@ def reduction(node: Node) -> Result:
     return fold_axes(node, _describe_reduction, lambda node, _: _reduce_other_axes(node), _reduce_rows)
 
 
-def _axes(node: Node) -> frozenset[int] | None:
+def _find_reduced_axes(node: Node) -> frozenset[int] | None:
     rank, numbers = node.rank(0), node.ints(1)
     if numbers is None:
         everything = node.op.outputs[0].scalar and not node.flag("keep_dims") and rank is not None
@@ -63,10 +63,10 @@ def _axes(node: Node) -> frozenset[int] | None:
 
 
 def reduced_spec(node: Node) -> Spec | None:
-    """The shape of a reduction whose axes are known here, but were not when traced; otherwise None."""
+    """The spec of a reduction whose axes are known here, but were not when traced; otherwise None."""
     if node.op.type not in ("Sum", "Mean", *_OTHERS) or node.op.outputs[0].shape is not None:
         return None
-    shape, folded = node.spec(0).shape, _axes(node)
+    shape, folded = node.spec(0).shape, _find_reduced_axes(node)
     if shape is None or folded is None or node.flag("keep_dims"):
         return None
     return Spec(node.op.outputs[0].dtype, tuple(size for axis, size in enumerate(shape) if axis not in folded))
@@ -118,7 +118,7 @@ def _reduce_other_axes(node: Node) -> Fold:
 
 
 def _reduce_shape(node: Node) -> Fold:
-    """The product of a shape, which is a number of entries."""
+    """The fold of a reduction of a vector of sizes, such as the product of a shape."""
     parts = node.parts(0)
     if not parts or node.flag("keep_dims"):
         return _reduce_other_axes(node)

@@ -165,15 +165,16 @@ def vector(parts: tuple[Fold, ...]) -> Fold:
 Result = Fold | tuple[Fold, ...]
 
 NO_RULE = "no rule for op type"
-"""The beginning of the reason for an op whose effect on rows is unknown."""
+"""The beginning of the reason for an op type without a rule."""
 
 NO_RANK = "the number of axes is not known, so it is not known whether rows are combined"
 
 BY_ROW = "a loop runs once for each row (tf.map_fn, tf.scan)"
 PYTHON = "runs Python, which may combine rows in any way"
+ROW_NUMBERS = "row numbers (a range over the batch) are different in a micro-batch"
 BESIDE = "rows are combined with a tensor that is not part of the batch"
 FIXED = "rows are reshaped to a fixed shape"
-"""Reasons for which an op fails with a micro-batch: the other tensor has as many rows as the whole batch."""
+"""For BESIDE and FIXED, a micro-batch fails if the other tensor or shape has as many rows as the whole batch."""
 
 
 class Undecided(Exception):
@@ -226,12 +227,12 @@ class Node:
         return bool(self.op.attributes.get(name, False))
 
     def ints(self, place: int) -> tuple[int, ...] | None:
-        """The numbers of an input, if known."""
+        """The numbers of an input, flat; None if they are not known."""
         literal = self.folds[place].literal
         return None if literal is None else tuple(int(number) for number in literal)
 
     def int_at(self, place: int) -> int | None:
-        """The one number of an input, if known."""
+        """The number of an input with a single entry; None if it is not known."""
         numbers = self.ints(place)
         return numbers[0] if numbers is not None and len(numbers) == 1 else None
 
@@ -373,7 +374,7 @@ def transfer(node: Node) -> tuple[Fold, ...]:
     if not node.op.outputs:
         return ()
     try:
-        result = _result(node)
+        result = _apply_rule(node)
     except Undecided as error:
         result = node.couple(str(error))
     folds = (result,) * len(node.op.outputs) if isinstance(result, Fold) else result
@@ -381,7 +382,7 @@ def transfer(node: Node) -> tuple[Fold, ...]:
     return tuple(fold._replace(inputs=inputs) for fold in folds)
 
 
-def _result(node: Node) -> Result:
+def _apply_rule(node: Node) -> Result:
     entry = RULES.get(node.op.type)
     if all(fold.kind == WHOLE for fold in node.folds) and not (entry is not None and entry.literal):
         return whole()
@@ -393,12 +394,12 @@ def _result(node: Node) -> Result:
 
 
 def find_bad_input(node: Node, *, positions: bool = False) -> Fold | None:
-    """The state of an op's result where an input has one that hardly any rule can follow; None if none has."""
+    """The fold of an op's results if an input is coupled, has row numbers or is an empty list; otherwise None."""
     for fold in node.folds:
         if fold.kind == COUPLED:
             return fold.without_numbers
         if fold.position and not positions:
-            return node.couple("row numbers (a range over the batch) are different in a micro-batch")
+            return node.couple(ROW_NUMBERS)
         if fold.kind == EMPTY and not node.op.type.startswith("TensorList"):
             return node.couple("a list is read while it is empty")
     return None

@@ -11,6 +11,7 @@ from whale_nebula.passes.rules.axes import add_axis, axes, check_mixed, fold_axe
 from whale_nebula.passes.rules.registry import (
     COUNT,
     COUPLED,
+    ROW_NUMBERS,
     ROWS,
     SHAPE,
     SUM,
@@ -275,7 +276,7 @@ def gather(node: Node) -> Result:
         own = table.axis == axis % ranks[0] and numbers.position and not shared
         return _gather_own_rows(node, table, numbers, table.axis + numbers.axis) if own else node.couple(_ACROSS)
     if table.kind == WHOLE and numbers.position:
-        return node.couple("numbers of rows (a range over the batch) are others in a micro-batch")
+        return node.couple(ROW_NUMBERS)
     plain = (table, numbers._replace(position=0, offset=False), *node.folds[2:])
     return fold_axes(replace(node, folds=plain), _describe_gather, Node.nonlinear)
 

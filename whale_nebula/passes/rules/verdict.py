@@ -1,4 +1,4 @@
-"""The result of the batch-axis analysis, for the runtime and for error messages."""
+"""The results of the batch-axis analysis: merge rules for the runtime, and errors for coupled rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ALONE, _, _ALLOW = BatchCoupledError.usual_mends
 
 
 class BatchFixes(NamedTuple):
-    """Lines of a script: one that leaves the batch `alone`, and one that `allow`s rows to depend on each other. If
+    """Changes of a script: one that leaves the batch `alone`, and one that `allow`s rows to depend on each other. If
     each replica may have one micro-batch, moments can be `shared`.
     """
 
@@ -78,7 +78,7 @@ def static_batch_error(
     op = graph.ops[fold.blame]
     found = _find_static_rows(graph, op)
     if found is None:
-        op, found = _above(graph, op)
+        op, found = _find_static_rows_above(graph, op)
     if found is None:
         return None
     place = ", ".join(part for part in (f"{op.name} ({op.type})", where(op.index)) if part)
@@ -91,8 +91,9 @@ def _find_static_rows(graph: Graph, op: Op) -> _StaticRows | None:
     return None if finder is None else finder(graph, op)
 
 
-def _above(graph: Graph, op: Op) -> tuple[Op, _StaticRows | None]:
-    """The op before `op` at which rows got a fixed number that does not match others.
+def _find_static_rows_above(graph: Graph, op: Op) -> tuple[Op, _StaticRows | None]:
+    """The op before `op` that gave rows a fixed number that does not match other inputs, with that number; otherwise
+    (`op`, None).
 
     Reshaped inputs alone are read whole, so the error appears only when they are combined with cut values.
     """
@@ -105,20 +106,20 @@ def _above(graph: Graph, op: Op) -> tuple[Op, _StaticRows | None]:
     return op, None
 
 
-def free(sizes: Sequence[int], shape: Sequence[int | None]) -> list[int]:
-    """The target of a reshape with -1 for the number of rows.
+def free_row_count(sizes: Sequence[int], shape: Sequence[int | None]) -> list[int]:
+    """The sizes of a reshape of a tensor of this shape, with -1 instead of a fixed number of rows.
 
-    >>> free([32, -1], [None, 4]), free([32, 2, 2], [None, 4])
+    >>> free_row_count([32, -1], [None, 4]), free_row_count([32, 2, 2], [None, 4])
     ([-1, 4], [-1, 2, 2])
     """
     rest = list(sizes[1:])
     if -1 in rest:
         known = math.prod(size for size in rest if size > 0)
-        rest[rest.index(-1)] = _row(shape) // known if known and None not in shape[1:] else -1
+        rest[rest.index(-1)] = _count_row_entries(shape) // known if known and None not in shape[1:] else -1
     return [-1, *rest]
 
 
-def _row(shape: Sequence[int | None]) -> int:
+def _count_row_entries(shape: Sequence[int | None]) -> int:
     """The number of entries in a row."""
     return math.prod(size or 1 for size in shape[1:])
 
@@ -128,9 +129,9 @@ def _reshape(graph: Graph, op: Op) -> _StaticRows | None:
     shape = graph.spec(op.inputs[0]).shape
     if not sizes or sizes[0] < 2 or not shape or shape[0] is not None:
         return None
-    if -1 not in sizes and None not in shape[1:] and math.prod(sizes[1:]) != _row(shape):
+    if -1 not in sizes and None not in shape[1:] and math.prod(sizes[1:]) != _count_row_entries(shape):
         return None  # rows are merged or split, also with -1
-    return _StaticRows(sizes[0], f"tf.reshape(x, {free(sizes, shape)})")
+    return _StaticRows(sizes[0], f"tf.reshape(x, {free_row_count(sizes, shape)})")
 
 
 def _operand(graph: Graph, op: Op) -> _StaticRows | None:
@@ -186,7 +187,7 @@ _RULES = {
 
 
 def merge_rule(fold: Fold) -> str:
-    """The rule that combines the values of micro-batches into that of the batch.
+    """The rule, as text, that combines the values of micro-batches into that of the batch.
 
     "same", "sum", "mean" and "concat:<axis>" apply to all entries; "vector:<rule>,<rule>" has a rule for each entry;
     "whole": do not merge, evaluate it once on the whole batch (it depends on inputs alone); "after": compute it once
@@ -201,27 +202,27 @@ def merge_rule(fold: Fold) -> str:
     return "whole" if fold.inputs and rule in ("after", "coupled") else rule
 
 
-def verdict(
+def coupling_error(
     fold: Fold,
     graph: Graph,
     *,
     where: Callable[[int], str] = lambda op: "",
     what: str = LOSS,
-    ways: tuple[str, ...] = (),
-    lines: BatchFixes = BatchFixes(),  # noqa: B008 - immutable
+    fixes: tuple[str, ...] = (),
+    batch_fixes: BatchFixes = BatchFixes(),  # noqa: B008 - immutable
 ) -> CaptureError | None:
-    """The error for a value that cannot be computed from micro-batches, or None if it can. `where` returns an op's line
-    in the source, `ways` are mends specific to this value, `lines` those that leave the batch whole.
+    """The error for a value, described by `what`, that cannot be computed from micro-batches; None if it can. `where`
+    returns an op's line in the source, `fixes` are specific to this value, `batch_fixes` leave the batch whole.
 
-    >>> error = verdict(Fold(COUPLED, reason="rows are sorted"), Graph(()))
+    >>> error = coupling_error(Fold(COUPLED, reason="rows are sorted"), Graph(()))
     >>> print(error.why)
     rows are sorted
-    >>> verdict(Fold(SUM), Graph(())) is None
+    >>> coupling_error(Fold(SUM), Graph(())) is None
     True
     """
     if fold.is_mergeable:
         return None
-    static = static_batch_error(fold, graph, where, lines.alone)
+    static = static_batch_error(fold, graph, where, batch_fixes.alone)
     if static is not None:
         return static
     op = graph.ops[fold.blame] if 0 <= fold.blame < len(graph) else None
@@ -234,7 +235,7 @@ def verdict(
         line=str(origin),
         where=str(origin) if layer else None,
         why=f"{fold.reason}: op {named}" if layer else fold.reason,
-        mends=(*_list_fixes(op, what, origin, fold, lines), *ways),
+        mends=(*_list_fixes(op, what, origin, fold, batch_fixes), *fixes),
     )
 
 
@@ -258,17 +259,17 @@ def _describe_fold(fold: Fold, layer: str) -> str:
     return f"{layer} makes its rows depend on each other" if layer else "rows depend on each other"
 
 
-def _list_fixes(op: Op | None, what: str, origin: str, fold: Fold, lines: BatchFixes) -> tuple[str, ...]:
+def _list_fixes(op: Op | None, what: str, origin: str, fold: Fold, batch_fixes: BatchFixes) -> tuple[str, ...]:
     """The applicable fixes: a weight declares the divisor of a mean loss, a different layer normalizes single rows."""
     weight = BatchCoupledError.usual_mends[1]
     scalar = op is not None and bool(op.outputs) and all(spec.scalar for spec in op.outputs) and not op.functions
     fails = fold.reason in (BESIDE, FIXED)
-    allow = lines.allow + _EXACT * (fold.reason == BY_ROW or PYTHON in fold.reason)
+    allow = batch_fixes.allow + _EXACT * (fold.reason == BY_ROW or PYTHON in fold.reason)
     weighs = scalar and what == LOSS and not isinstance(origin, Origin)  # a layer's output is not a loss
-    found = [lines.alone, *([weight] if weighs else []), _AS_MANY if fails else allow]
+    found = [batch_fixes.alone, *([weight] if weighs else []), _AS_MANY if fails else allow]
     if isinstance(origin, Origin) and origin.kind in _BY_ROW:
         found.append(f"{_BY_ROW[origin.kind]} instead of {origin.layer_description}")
-        if lines.shared and op is not None and "/moments/" in op.name:
+        if batch_fixes.shared and op is not None and "/moments/" in op.name:
             found.append(f"{origin.kind}(synchronized=True), which computes moments over all replicas")
     if SAME_SEED in fold.reason:
         found.append(_MOVING)

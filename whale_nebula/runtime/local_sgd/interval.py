@@ -123,7 +123,7 @@ def choose_interval(name: str, captured: Captured, layout: Signature, tensors: S
     was chosen before. `tensors` are its first batch, if there is one.
     """
     local_sgd, run = captured.program.local_sgd, current_run()
-    if local_sgd is None or not local_sgd.open:
+    if local_sgd is None or not local_sgd.is_undecided:
         return captured
     handles = {id(variable.handle) for variable in captured.variables.values()}
     known = next((chosen for chosen, own in run.intervals if own & handles), None)

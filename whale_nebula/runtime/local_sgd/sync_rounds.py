@@ -68,7 +68,7 @@ class Rounds(ClusterSync):
 
     def take(self) -> None:
         """Apply the fragments that are due now; waits for those that have not arrived."""
-        for fragment in self.table.takes(self.steps):
+        for fragment in self.table.applies(self.steps):
             self._take(fragment)
 
     def send_remaining(self) -> None:

@@ -191,7 +191,7 @@ def choose_attendance(local_sgd: LocalSgd, run: Run, names: Sequence[str]) -> At
         "none always takes part": not decider,
         f"mode={local_sgd.mode!r} has a server": local_sgd.mode == ASYNC,
         "momenta are exchanged after each step": bool(local_sgd.exchange),
-        'sync_every is "auto"': bool(local_sgd.chosen) or local_sgd.open,
+        'sync_every is "auto"': bool(local_sgd.chosen) or local_sgd.is_undecided,
     }
     why = next((reason for reason, holds in reasons.items() if holds), "")
     together = run.attachment.everywhere

@@ -113,7 +113,7 @@ class FunctionBuilder:
         if shards is not None:
             self._layouts = {stage: self._layouts[stage] for stage in shards.stages}
         self._donor = Donor(graph)
-        self._donor.rename(aliases or {})
+        self._donor.replace_inputs(aliases or {})
         self._external = {internal.op.name: external for external, internal in graph.captures}
 
     def build(self, fragment: Fragment, handed_values: Collection[Value] = ()) -> Function:
@@ -159,7 +159,7 @@ class FunctionBuilder:
 
     def _make_in_pieces(self, fragment: Fragment, slots: Mapping[Value, Handover]) -> Function:
         """Build the function of a fragment that has ops of stages in pieces."""
-        graph, donor = self._graph.order(self._find_update_order(fragment)), self._donor
+        graph, donor = self._graph.add_control_inputs(self._find_update_order(fragment)), self._donor
         pieces = {} if self._shards is None else self._shards.pieces
 
         def body(*given: Any) -> list[Any]:
@@ -363,7 +363,7 @@ class Compiled:
     @cached_property
     def weight(self) -> BoundFunction | None:
         """The piece that computes nb.loss_weight for one micro-batch."""
-        return self._bind_fragment(self.cut.weight.get(self.worker))
+        return self._bind_fragment(self.cut.weight_fragments.get(self.worker))
 
     def _bind_fragment(self, fragment: Fragment | None) -> BoundFunction | None:
         if fragment is None:

@@ -27,7 +27,7 @@ from whale_nebula.ir.layout import Layout
 from whale_nebula.ir.program import Program, Stage
 from whale_nebula.passes.pipeline import Compilation, run_passes
 from whale_nebula.passes.readings import check_absent_inputs, find_readers
-from whale_nebula.passes.replicas import check_hosts, find_replica_sums, place_stages
+from whale_nebula.passes.replicas import check_replica_sums, find_replica_sums, place_stages
 from whale_nebula.passes.split import check_devices, check_held_layouts, list_split_workers
 from whale_nebula.plan.forbidden import check_forbidden, forbidden_inputs
 from whale_nebula.report.published import begin, publish
@@ -339,7 +339,7 @@ def engine(
             here = run.ledger.session.worker
             check_absent_inputs(cut, here, layout.absent, given.where)
             opened = run.ledger.collectives is not None
-            check_hosts(cut, here, given.where, collectives=opened)
+            check_replica_sums(cut, here, given.where, collectives=opened)
             able = opened or here not in list_split_workers(cut)
             check_devices(cut, given.where, collectives=able)
             check_held_layouts(cut, given.held_layouts)

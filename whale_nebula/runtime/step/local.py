@@ -113,7 +113,7 @@ class EmulatedStep(ActorStep):
             ),
             clocks,
             Guard(self.variables, plan.forward_written, locations=self.compiled.locations, updates=plan.updates),
-            EmulatedPeers(plan.exchange, self.links, self.program, self.steps, sum(batch.rows)),
+            EmulatedPeers(plan.exchanges, self.links, self.program, self.steps, sum(batch.rows)),
             self._find_paces(batch.rows, medians),
         )  # fmt: skip
         try:

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from whale_nebula.capture.arguments import DeclaredInputs, alive
+from whale_nebula.capture.arguments import DeclaredInputs, are_alive
 from whale_nebula.capture.layer_placement import count_changes
 from whale_nebula.capture.step import Captured, Signature, capture, signature
 from whale_nebula.capture.tracing import check_context
@@ -399,7 +399,7 @@ class Step:
     def _make_engine(
         self, layout: Signature, unpack: Unpack, tensors: Sequence[Any] | None = None, checked: bool = True
     ) -> Engine:
-        self.engines = {key: kept for key, kept in self.engines.items() if alive(key[1][-1])}
+        self.engines = {key: kept for key, kept in self.engines.items() if are_alive(key[1][-1])}
         self.forms = [(around, form) for around, form in self.forms if (around, form.key) in self.engines]
         call = functools.partial(self.call, unpack)
         run, prepared = current_run(), self._take_prepared(layout)

@@ -67,7 +67,9 @@ def _is_sized(spec: Spec) -> bool:
 def find_bounded_links(cut: Cut, hosts: Sequence[str], exchanged: ExchangeSizes) -> frozenset[str]:
     """The links for which only an upper bound of bytes is known, because the bytes depend on values in the batch."""
     found = {f"{hosts[each.source]}->{hosts[each.destination]}" for each in messages(cut, hosts, 1) if each.bounded}
-    return frozenset(found | {f"{each.source}->{each.destination}" for each in cut.exchange if exchanged.at_most(each)})
+    return frozenset(
+        found | {f"{each.source}->{each.destination}" for each in cut.exchanges if exchanged.is_upper_bound(each)}
+    )
 
 
 def plan_link_reports(
@@ -86,7 +88,7 @@ def plan_link_reports(
     for rows in counts:
         for message in messages(cut, hosts, rows):
             add(hosts[message.source], hosts[message.destination], message.payload, message.raw)
-    for each in cut.exchange:
+    for each in cut.exchanges:
         size = exchanged.nbytes(each, counts)
         if size is not None:
             add(each.source, each.destination, size, size)
@@ -126,7 +128,7 @@ class Traffic:
         """Whether the sizes of all crossings are known before a step, given its rows."""
         if counts not in self._known_by_counts:
             crossing = Crossings(self.cut, Routing.from_hosts(self.hosts)).by_value.values()
-            once = (self.exchanged.nbytes(each, counts) is not None for each in self.cut.exchange)
+            once = (self.exchanged.nbytes(each, counts) is not None for each in self.cut.exchanges)
             self._known_by_counts[counts] = all(_is_sized(each.spec) for each in crossing) and all(once)
         return self._known_by_counts[counts]
 
@@ -142,7 +144,7 @@ class Traffic:
         if counts not in self._rounds:
             rounds: defaultdict[_StagePair, defaultdict[tuple[str, str], list[Exchange]]]
             rounds = defaultdict(lambda: defaultdict(list))
-            for each in self.cut.exchange:
+            for each in self.cut.exchanges:
                 rounds[each.phase, each.round][each.source, each.destination].append(each)
             self._rounds[counts] = tuple(
                 tuple(self._sum_round(*ends, each, counts) for ends, each in together.items())

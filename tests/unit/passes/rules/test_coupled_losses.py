@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import layers
 
 from tests.unit.passes.rules.harness import check_values, list_output_folds, trace
-from whale_nebula.passes.rules import verdict
+from whale_nebula.passes.rules import coupling_error
 
 X = np.random.default_rng(3).normal(size=(5, 4)).astype("float32")
 
@@ -99,7 +99,7 @@ def test_coupled_loss_is_refused_with_its_reason(loss: Callable[..., Any]) -> No
     traced = trace(lambda x: loss(dense(x)), [X], target=0)
     kind, why = COUPLED[loss]
     assert list_output_folds(traced) == [kind]
-    error = verdict(traced.outputs[0], traced.graph)
+    error = coupling_error(traced.outputs[0], traced.graph)
     assert error is not None
     assert error.why is not None and why in error.why, error
     assert error.op

@@ -2,7 +2,7 @@ import pytest
 
 from tests.unit.passes.rules.fold_texts import fold_text, parse_graph
 from whale_nebula.errors import BatchCoupledError, StaticBatchError
-from whale_nebula.passes.rules import Fold, merge_rule, registry, verdict
+from whale_nebula.passes.rules import Fold, coupling_error, merge_rule, registry
 from whale_nebula.passes.rules.axes import check_mixed
 from whale_nebula.passes.rules.registry import (
     AFTER,
@@ -68,7 +68,7 @@ CENTERED_ROWS = (
 
 
 def judge(op: int) -> BatchCoupledError | None:
-    return verdict(
+    return coupling_error(
         fold_text(CENTERED_ROWS).fold_of(Value(op)), parse_graph(CENTERED_ROWS), where=lambda index: f"train.py:{index}"
     )
 
@@ -89,7 +89,9 @@ def test_error_names_the_op_that_couples_the_rows() -> None:
 
 def test_error_names_a_keras_layer_and_its_replacement() -> None:
     origin = Origin("train.py:5", layer="encoder/norm", kind="BatchNormalization")
-    error = verdict(fold_text(CENTERED_ROWS).fold_of(Value(8)), parse_graph(CENTERED_ROWS), where=lambda index: origin)
+    error = coupling_error(
+        fold_text(CENTERED_ROWS).fold_of(Value(8)), parse_graph(CENTERED_ROWS), where=lambda index: origin
+    )
     assert error is not None
     assert "BatchNormalization 'encoder/norm' makes its rows depend on each other" in error.what
     assert error.where == "train.py:5"
@@ -106,7 +108,7 @@ def test_function_of_a_mean_is_refused_as_loss() -> None:
 
 def test_fix_for_rows_plus_a_mean_averages_the_rows() -> None:
     text = CENTERED_ROWS.replace("Sub(%2, %4)", "AddV2(%2, %4)")
-    error = verdict(fold_text(text).fold_of(Value(8)), parse_graph(text))
+    error = coupling_error(fold_text(text).fold_of(Value(8)), parse_graph(text))
     assert error is not None
     assert "tf.reduce_mean(rows) + mean" in error.mend
 
@@ -160,7 +162,7 @@ STATIC_BATCH = """
 
 def test_static_batch_error_names_the_reshape() -> None:
     """The reshaped rows depend on inputs alone, so they are read whole; the error arises where they meet the labels."""
-    error = verdict(
+    error = coupling_error(
         fold_text(STATIC_BATCH).fold_of(Value(8)), parse_graph(STATIC_BATCH), where=lambda index: f"train.py:{index}"
     )
     assert isinstance(error, StaticBatchError)
@@ -170,7 +172,7 @@ def test_static_batch_error_names_the_reshape() -> None:
 
 def test_fixed_size_without_a_reshape_is_no_static_batch() -> None:
     text = STATIC_BATCH.replace('%2 = Reshape(%0, %1) float32[32,8] "flat"', "%2 = capture flat float32[32,8]")
-    assert isinstance(verdict(fold_text(text).fold_of(Value(8)), parse_graph(text)), BatchCoupledError)
+    assert isinstance(coupling_error(fold_text(text).fold_of(Value(8)), parse_graph(text)), BatchCoupledError)
 
 
 MAXIMUM_OF_MEAN = (
@@ -185,5 +187,5 @@ MAXIMUM_OF_MEAN = (
 def test_constant_combined_with_a_mean_is_no_static_batch() -> None:
     """Four constants and a mean of four entries: neither has the size of the batch."""
     assert isinstance(
-        verdict(fold_text(MAXIMUM_OF_MEAN).fold_of(Value(6)), parse_graph(MAXIMUM_OF_MEAN)), BatchCoupledError
+        coupling_error(fold_text(MAXIMUM_OF_MEAN).fold_of(Value(6)), parse_graph(MAXIMUM_OF_MEAN)), BatchCoupledError
     )
