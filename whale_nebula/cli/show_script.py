@@ -198,8 +198,6 @@ class PlanCollector:
     def observe_step(self, step: Any, layout: Any, tensors: Any, unpack: Any) -> Any:
         """Plan a step, and return zeros as its results."""
         found = self.shown.observe_step(step, layout, tensors, unpack)
-        if found is None:
-            return None
         if not found.scoped:
             if found.trains:
                 self.observe_unscoped(step.name, "train")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -84,7 +84,7 @@ def verify(model_or_function: Any, *batch: Any) -> Verification:
     with explain_missing_target("nb.verify", model_or_function, batch):
         engine = subject.step.plan(subject.arguments, subject.unpack)
     run = current_run()
-    with nullcontext() if run.alone else run.ledger.share_failures():  # other processes do not wait for one that failed
+    with run.share_failures():  # other processes do not wait for one that failed
         _check_comparable(engine, subject, layout, tensors)
         around = partial(trace_uncut, owner=subject.step.owner) if engine.captured.projected else None
         plain = make_plain_function(subject.call, layout, around=around)

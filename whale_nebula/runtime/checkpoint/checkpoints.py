@@ -78,11 +78,9 @@ class Training(Protocol):
     @property
     def trains(self) -> bool:
         """Whether the step trains."""
-        ...
 
     def list_trained(self) -> Sequence[Any]:
         """The trained variables, once they are created."""
-        ...
 
 
 @dataclass

@@ -31,7 +31,6 @@ from whale_nebula.site import script_site, warn_once
 
 if TYPE_CHECKING:
     from whale_nebula.runtime.checkpoint.checkpoints import Checkpoints
-    from whale_nebula.runtime.checkpoint.group import Group
     from whale_nebula.runtime.local_sgd.clusters import OpenRounds
     from whale_nebula.runtime.local_sgd.step import LocalSgdRunner
 

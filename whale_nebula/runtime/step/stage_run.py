@@ -27,11 +27,9 @@ class BoundaryExchange(Protocol):
 
     def put(self, value: Value, micro_batch: int, tensor: Any, rows: Any = None) -> None:
         """Send a value to the stages that read it; `rows` is a mask of the rows that they need."""
-        ...
 
     def get(self, value: Value, micro_batch: int, stage: int) -> Any:
         """Receive a value from another stage; waits for it."""
-        ...
 
 
 @dataclass
