@@ -156,22 +156,22 @@ def _list_missing(clusters: Clusters, found: Measurement) -> Iterator[tuple[str,
 def _measure_device(found: Measurement, quick: bool) -> Measurement:
     from whale_nebula.measure import device
 
-    parser = device.measure_device(device.QUICK if quick else device.FULL, remark)
-    return _add_sources(replace(found, device=parser.device), "device", parser.spreads)
+    measured = device.measure_device(device.QUICK if quick else device.FULL, remark)
+    return _add_sources(replace(found, device=measured.device), "device", measured.spreads)
 
 
 def _measure_codecs(found: Measurement, quick: bool) -> Measurement:
     from whale_nebula.measure import device
 
-    parser = device.measure_codecs(device.QUICK if quick else device.FULL, remark)
-    return _add_sources(replace(found, codecs=parser.seconds_per_byte), "codecs", parser.spreads)
+    measured = device.measure_codecs(device.QUICK if quick else device.FULL, remark)
+    return _add_sources(replace(found, codecs=measured.seconds_per_byte), "codecs", measured.spreads)
 
 
 def _measure_collectives(found: Measurement, quick: bool) -> Measurement:
     from whale_nebula.measure import collectives
 
-    parser = collectives.measure_collectives(collectives.QUICK if quick else collectives.FULL, remark)
-    return _add_sources(replace(found, collectives=parser.collectives), "collectives", parser.spreads)
+    measured = collectives.measure_collectives(collectives.QUICK if quick else collectives.FULL, remark)
+    return _add_sources(replace(found, collectives=measured.collectives), "collectives", measured.spreads)
 
 
 def _add_sources(found: Measurement, part: str, spreads: Mapping[str, float]) -> Measurement:

@@ -198,8 +198,8 @@ class PlanCollector:
     def observe_step(self, step: Any, layout: Any, tensors: Any, unpack: Any) -> Any:
         """Plan a step, and return zeros as its results."""
         found = self.shown.observe_step(step, layout, tensors, unpack)
-        if not found.scoped:
-            if found.trains:
+        if not found.program.has_scopes:
+            if found.program.requests:
                 self.observe_unscoped(step.name, "train")
             return None
         if len(self.plans) >= self.most_plans:

@@ -145,7 +145,6 @@ class StageRun:
         return first
 
     def _add_gradients(self, piece: BoundFunction, results: dict[Value, Any]) -> None:
-        """Add gradients of variables to their sums."""
         done = {each.key for each in self.summed_messages}
         for request, part in piece.parts:
             if self.compiled.cut.program.requests[request].key_of(part) not in done:
