@@ -14,7 +14,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from whale_nebula.config import Config, Links
 from whale_nebula.launch.attach import Attachment
-from whale_nebula.runtime.run import Here, Run, current_run
+from whale_nebula.runtime.run import Here, Run, current_run, find_open_run
 
 
 def test_second_init_is_refused() -> None:
@@ -173,6 +173,16 @@ def test_shutdown_calls_closers_in_reverse_order() -> None:
     run.closers += [lambda: closed.append(1), lambda: closed.append(2)]
     nb.shutdown()
     assert closed == [2, 1]
+
+
+def test_shutdown_calls_all_closers_even_if_one_fails() -> None:
+    closed: list[int] = []
+    run = nb.init({"clusters": {"gpu": {"workers": ["a:1", "b:1"]}}})
+    run.close_at_end(lambda: closed.append(1), lambda: 1 // 0, lambda: closed.append(2))
+    with pytest.raises(ZeroDivisionError):
+        nb.shutdown()
+    assert closed == [2, 1] and find_open_run() is None
+    nb.init()
 
 
 def test_gathered_does_nothing_in_one_process() -> None:

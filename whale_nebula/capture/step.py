@@ -319,7 +319,7 @@ def capture(
         initialize_variables(lambda variable: True)
     notes = tuple(trace.bottlenecks.notes)
     constraints = list_constraints(trace.entered_scopes, program)
-    split_frames = [] if program.stages[0].where else trace.entered_scopes.splits
+    split_frames = [] if program.has_scopes else trace.entered_scopes.splits
     return Captured(
         program, graph, graph.structured_outputs, variables, aliases, initialize_variables, notes,
         constraints=constraints, draws=trace.draws, draw_part=draw_part, unused_split=next(iter(split_frames), None),

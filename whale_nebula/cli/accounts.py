@@ -6,13 +6,12 @@ import argparse
 import contextlib
 import getpass
 import json
-import signal
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from whale_nebula.accounts.login import MOST_HOURS, LoginIssuer
 from whale_nebula.accounts.members import DISABLED, ENABLED, ROLES, TRAINER, Account
@@ -28,7 +27,7 @@ from whale_nebula.security import authority, files
 from whale_nebula.security.allowance import BYTE_LIMITS, UNLIMITED, Allowance
 from whale_nebula.security.authority import Authority
 from whale_nebula.security.identity import ROLES as IDENTITIES
-from whale_nebula.transport.handover import LOGIN, is_served, socket_path
+from whale_nebula.transport.handover import DATA, LOGIN, is_served, socket_path
 
 _DESCRIPTION = """\
 Manage accounts, which define who may train in the clusters of an owner. They are stored in one file next to the owner's
@@ -143,15 +142,15 @@ def main(argv: Sequence[str]) -> int:
     return answer(args, run)
 
 
-class CommandCall:
+class CommandCall(NamedTuple):
     """A command with its arguments."""
 
-    def __init__(
-        self, args: argparse.Namespace, parser: Parser, registry: Registry, signer: Authority, folder: Path, name: str
-    ) -> None:
-        self.args, self.parser, self.registry, self.signer, self.folder, self.name = (
-            args, parser, registry, signer, folder, name
-        )  # fmt: skip
+    args: argparse.Namespace
+    parser: Parser
+    registry: Registry
+    signer: Authority
+    folder: Path
+    name: str
 
     def days(self, default: float) -> float:
         """The days of validity of a secret: --days, or the default."""
@@ -196,7 +195,6 @@ def _read_limit(name: str, text: str) -> Any:
 
 
 def _describe_account(account: Account) -> dict[str, Any]:
-    """An account as a document, with its limits by name."""
     return {**asdict(account), "allowance": account.allowance.limits}
 
 
@@ -316,21 +314,37 @@ _COMMANDS: dict[str, Callable[[CommandCall], Answer]] = {
 
 
 def _serve(args: argparse.Namespace, parser: Parser, issuer: LoginIssuer) -> int:
-    cluster = args.cluster or (issuer.authority.bound[0] if len(issuer.authority.bound) == 1 else None)
+    return run_service(args, parser, issuer.authority, issuer.folder, LOGIN, partial(serve, issuer))
+
+
+_SERVICES = {LOGIN: ("login", 7200), DATA: ("data", 7300)}
+"""The name and the default port of the services, by their protocol."""
+
+
+def run_service(
+    args: argparse.Namespace,
+    parser: Parser,
+    signer: Authority,
+    folder: Path,
+    protocol: str,
+    serve: Callable[[str, str, int, Path | None], contextlib.AbstractContextManager[int]],
+) -> int:
+    """Run a service of a cluster until SIGTERM or Ctrl-C. `serve` opens it, from the cluster, the host, the port, and
+    the folder in which a gateway finds it; the result is the port in use.
+    """
+    cluster = args.cluster or (signer.bound[0] if len(signer.bound) == 1 else None)
     if cluster is None:
         parser.error("missing cluster: --cluster gpu")
-    host, port = parser.address("--listen", args.listen or "127.0.0.1:7200")
-    stopped = threading.Event()
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, lambda *_: stopped.set())
-    services = find_services(args, issuer.folder, LOGIN, cluster)
-    with serve(issuer, cluster, host, port, services) as bound:
-        print(f"whale-nebula: login service of {cluster} listens on {host}:{bound}", file=sys.stderr, flush=True)
+    noun, usual_port = _SERVICES[protocol]
+    host, port = parser.address("--listen", args.listen or f"127.0.0.1:{usual_port}")
+    stopped = arguments.catch_stop_signals()
+    with serve(cluster, host, port, _find_services(args, folder, protocol, cluster)) as bound:
+        remark(f"{noun} service of {cluster} listens on {host}:{bound}")
         stopped.wait()
     return arguments.DONE
 
 
-def find_services(args: argparse.Namespace, folder: Path, protocol: str, cluster: str) -> Path | None:
+def _find_services(args: argparse.Namespace, folder: Path, protocol: str, cluster: str) -> Path | None:
     """The folder in which a gateway finds this service: --services, or `folder`. None if another service of this
     protocol is served there, so that this one is reachable only on its own port.
     """

@@ -28,9 +28,9 @@ from whale_nebula.cli.arguments import (
     remark,
     user_name,
 )
-from whale_nebula.cli.certs import find_folder, load_config, record_change
+from whale_nebula.cli.certs import check_run, find_folder, load_config, record_change
 from whale_nebula.config import Config
-from whale_nebula.errors import ConfigError, CredentialsError, NotApprovedError, PlanError
+from whale_nebula.errors import ConfigError, NotApprovedError, PlanError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import approval, authority, files, issue
 from whale_nebula.security.approval import DAYS, FoundApproval
@@ -174,9 +174,7 @@ def _load_signer(folder: Path, config: Config, days: float) -> Authority:
     signer = authority.load(folder)
     authority.check_current(signer)
     authority.check_lifetime(days)
-    if config.run not in (None, signer.run):
-        what = f"the config is for run {config.run!r}, but the authority is for {signer.run!r}"
-        raise CredentialsError(what, where=str(folder), mend="--folder FOLDER: the folder of this run's authority")
+    check_run(signer, config, folder, mend="--folder FOLDER: the folder of this run's authority")
     return signer
 
 
@@ -345,7 +343,7 @@ def _withdraw(args: argparse.Namespace) -> Answer:
     matching = [
         each.approval
         for each in _list_approvals(args, signer)
-        if each.approval and each.approval.serial.startswith(digits)
+        if each.approval and digits and each.approval.serial.startswith(digits)
     ]
     if len(matching) != 1:
         count_text = f"{len(matching)} approvals have" if matching else "no approval of this authority has"

@@ -8,7 +8,9 @@ import itertools
 import json
 import math
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -242,4 +244,12 @@ def describe_time(remaining: timedelta) -> str:
 
 def remark(text: str) -> None:
     """Print a line to stderr, with the name of the program; programs do not parse it."""
-    print(f"whale-nebula: {text}", file=sys.stderr)
+    print(f"whale-nebula: {text}", file=sys.stderr, flush=True)
+
+
+def catch_stop_signals() -> threading.Event:
+    """An event that SIGTERM and Ctrl-C set from now on, instead of ending the process."""
+    stopped = threading.Event()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, lambda *_: stopped.set())
+    return stopped

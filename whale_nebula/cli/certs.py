@@ -84,8 +84,6 @@ _COMMAND_TEXTS = {
     "valid until they expire, and running processes pick up new ones automatically.",
     "revoke": "Put certificates on the deny list, revoked.json, which every process reads again when it changes. Copy "
     "it to every host.",
-}
-_COMMAND_TEXTS |= {
     "request": "Create a key for a process of this host, unless it has one, and a request: a file for the owner of the "
     "authority. The key stays on this host.",
     "sign": "Create certificates for requests. Compare the digest of the key with the sender of the file.",
@@ -328,16 +326,21 @@ def _apply_config(signer: Authority, config: Config, folder: Path) -> Authority:
     """The authority with the clusters of the config, if it names any; if they have changed, they are stored. A config
     of another run is refused.
     """
-    if config.run not in (None, signer.run):
-        what = f"the config is for run {config.run!r}, but the authority is for {signer.run!r}"
-        mend = f"whale-nebula certs init --folder certs-{config.run}, or pass the --config of {signer.run!r}"
-        raise CredentialsError(what, where=str(folder), mend=mend)
+    mend = f"whale-nebula certs init --folder certs-{config.run}, or pass the --config of {signer.run!r}"
+    check_run(signer, config, folder, mend)
     clusters = authority.count_workers(config)
     if not clusters or clusters == signer.clusters:
         return signer
     changed = replace(signer, clusters=clusters)
     authority.save_clusters(folder, changed)
     return changed
+
+
+def check_run(signer: Authority, config: Config, folder: Path, mend: str) -> None:
+    """Refuse a config of a run that is not the authority's."""
+    if config.run not in (None, signer.run):
+        what = f"the config is for run {config.run!r}, but the authority is for {signer.run!r}"
+        raise CredentialsError(what, where=str(folder), mend=mend)
 
 
 def _find_serials(folder: Path, identities: Sequence[Identity]) -> list[str]:

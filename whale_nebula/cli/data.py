@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import signal
-import sys
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from whale_nebula.accounts.registry import Registry
-from whale_nebula.cli import arguments
-from whale_nebula.cli.accounts import find_services
+from whale_nebula.cli.accounts import run_service
 from whale_nebula.cli.arguments import Answer, Options, Parser, answer, choose_command, split, user_name
 from whale_nebula.datasets import grants as states
 from whale_nebula.datasets.grants import DAYS, Grants
@@ -161,19 +158,9 @@ def _describe_offer(offer: dict[str, Any]) -> str:
 
 def _serve(args: argparse.Namespace, parser: Parser, folder: Path) -> int:
     signer = authority.load(folder)
-    cluster = args.cluster or (signer.bound[0] if len(signer.bound) == 1 else None)
-    if cluster is None:
-        parser.error("missing cluster: --cluster gpu")
-    host, port = parser.address("--listen", args.listen or "127.0.0.1:7300")
-    stopped = threading.Event()
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, lambda *_: stopped.set())
-    services = find_services(args, folder, DATA, cluster)
     approvals = None if args.approvals is None else Path(args.approvals)
-    with open_service(folder, signer, cluster, host, port, services, approvals) as bound:
-        print(f"whale-nebula: data service of {cluster} listens on {host}:{bound}", file=sys.stderr, flush=True)
-        stopped.wait()
-    return arguments.DONE
+    serve = partial(open_service, folder, signer, approvals=approvals)
+    return run_service(args, parser, signer, folder, DATA, serve)
 
 
 def _publish(call: CommandCall) -> Answer:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -16,7 +15,7 @@ from whale_nebula.accounts.registry import INVITATION, PASSWORD, TOKEN
 from whale_nebula.accounts.service import LoginClient
 from whale_nebula.cli import arguments
 from whale_nebula.cli.accounts import ask_password, read_secret
-from whale_nebula.cli.arguments import Options, Parser, print_error, remark, user_name
+from whale_nebula.cli.arguments import Options, Parser, answer, remark, user_name
 from whale_nebula.cli.certs import find_folder, list_requested_identities, load_config
 from whale_nebula.errors import AccountError, ConfigError, LoginError, NebulaError
 from whale_nebula.errors.text import escape_foreign_text
@@ -86,20 +85,18 @@ def main(argv: Sequence[str]) -> int:
     if args.lists and (args.token_file or args.password_file or args.invitation or args.account):
         parser.error("--lists needs no login: remove the options of the account")
     requested_identities = list_requested_identities(args, parser)
-    try:
+
+    def run() -> int:
         login = Login(args, *_find_service(args, parser), hours, requested_identities)
         if args.lists:
             login.write_deny_lists(login.service.fetch_deny_lists())
         until = None if args.lists else login.log_in()
         if not args.keep:
             return arguments.DONE
-        stopped = threading.Event()
-        for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, lambda *_: stopped.set())
+        stopped = arguments.catch_stop_signals()
         return keep_logged_in(login, until, lambda seconds: not stopped.wait(seconds), files.now)
-    except NebulaError as error:
-        code = arguments.CONFIG if isinstance(error, ConfigError) else arguments.FAILED
-        return print_error(error, as_json=args.json, code=code)
+
+    return answer(args, run)
 
 
 def _find_service(args: argparse.Namespace, parser: Parser) -> tuple[str, int]:

@@ -116,7 +116,6 @@ def _describe_end(ended: Ended, signal_handler: SignalHandler) -> tuple[int, str
 
 
 def _describe_start(args: argparse.Namespace, config: Config, found: Resolved, script: Sequence[str]) -> Answer:
-    """Describe what would be started (--dry-run)."""
     workers = []
     for worker, address in found.placement.addresses.items():
         cluster, here = cluster_of(worker), worker in found.placement.here
@@ -450,7 +449,6 @@ def _serve_control(
 
 
 def _resize(sizes: Sizes, signal_handler: SignalHandler, counts: Mapping[str, int]) -> None:
-    """Request numbers of workers by cluster, for the next start."""
     if sizes.request_counts(counts):
         signal_handler.apply_resize()
 

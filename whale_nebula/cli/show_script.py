@@ -201,10 +201,8 @@ class PlanCollector:
         has no scopes and does not train.
         """
         found = self.shown.observe_step(step, layout, tensors, unpack)
-        if found is None:
-            return None
-        if not found.scoped:
-            if found.trains:
+        if not found.program.has_scopes:
+            if found.program.requests:
                 self.observe_unscoped(step.name, "train")
             return None
         if len(self.plans) >= self.most_plans:

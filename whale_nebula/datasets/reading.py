@@ -69,11 +69,9 @@ class DatasetClient(Protocol):
 
     def describe(self, name: str) -> DatasetInfo:
         """The description of a readable dataset."""
-        ...
 
     def read(self, selection: RowSelection, info: DatasetInfo) -> Iterator[dict[str, Any]]:
         """The batches, one after the other."""
-        ...
 
 
 @dataclass(frozen=True)

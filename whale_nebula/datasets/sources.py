@@ -37,11 +37,9 @@ class Source(Protocol):
     @property
     def count(self) -> int:
         """The number of rows."""
-        ...
 
     def read(self, rows: Any) -> dict[str, Any]:
         """The columns of these rows."""
-        ...
 
 
 @dataclass(frozen=True)

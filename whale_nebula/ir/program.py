@@ -280,6 +280,11 @@ class Program:
     local_sgd: LocalSgd | None = None
     splits: tuple[Split, ...] = ()
 
+    @property
+    def has_scopes(self) -> bool:
+        """Whether the script places the step: without scopes it is one stage without a site."""
+        return any(stage.where for stage in self.stages)
+
     @cached_property
     def _request_of(self) -> dict[int, int]:
         return {op: request.index for request in self.requests for op in request.backward}

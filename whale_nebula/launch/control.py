@@ -70,8 +70,10 @@ class _Handler(Handler):
 
 @contextlib.contextmanager
 def serve_control_socket(path: str, get: Mapping[str, Action], post: Mapping[str, Action]) -> Iterator[None]:
-    """Answer requests at a socket file while the context is open; the file is removed at its end."""
-    with contextlib.suppress(FileNotFoundError):
+    """Answer requests at a socket file while the context is open; the file is removed at its end. An earlier socket is
+    replaced, but no other file.
+    """
+    if Path(path).is_socket():
         os.unlink(path)
     before = os.umask(0o177)
     try:

@@ -74,10 +74,6 @@ def expect_tensor(key: Key) -> Bound | None:
     return _TENSOR if known and key.slot < MOST_BYTES // min(SIZES) else None
 
 
-def _protocol_error(there: str, why: str) -> RemoteProtocolError:
-    return RemoteProtocolError(f"worker '{there}' does not follow the measurement protocol", why=why)
-
-
 class Way(NamedTuple):
     """One burst of tensors: bytes per second as measured by the receiver, and its duration."""
 
@@ -114,6 +110,8 @@ class MeasurementEnd:
     ) -> None:
         self._link = link
         self._leads = leads
+        ends, directions = (link.here, link.there), (self._send, self._receive_bursts)
+        self._ends, self._directions = (ends, directions) if leads else (ends[::-1], directions[::-1])
         self._seconds = seconds
         self._patience = patience
         self._report = report
@@ -157,21 +155,18 @@ class MeasurementEnd:
         self._report(f"{self._link.there}: round trip {1e3 * trips.median:.1f} ms, at least {1e3 * trips.least:.1f} ms")
         crossings = tuple(self._measure_size(size) for size in SIZES)
         here, there = self._link.here, self._link.there
-        ends = (here, there) if self._leads else (there, here)
         sheets = {here: dict(sheet), there: {name: peer_sheet.get(name) for name in sheet}}
         count = peer_sheet.get("connections")
         connections = max(int(sheet["connections"]), count if type(count) is int and count <= _MOST_CONNECTIONS else 1)
-        return LinkMeasurement(*ends, path, *trips, crossings, sheets, connections, 0, when)
+        return LinkMeasurement(*self._ends, path, *trips, crossings, sheets, connections, 0, when)
 
     def probe(self, path: str, when: float) -> LinkMeasurement:
         """Measure round trips and each direction alone, after the ends have met; with large tensors on a fast link."""
         trips, found = self._round_trips(), []
-        for turn in (self._send, self._receive_bursts) if self._leads else (self._receive_bursts, self._send):
+        for turn in self._directions:
             slow = turn(SIZES[0])
             found.append(slow.rate if slow.rate < _FAST else turn(SIZES[1]).rate)
-        here, there = self._link.here, self._link.there
-        ends = (here, there) if self._leads else (there, here)
-        return LinkMeasurement(*ends, path, *trips, (LinkThroughput(SIZES[1], *found, *found),), {}, 1, 0, when)
+        return LinkMeasurement(*self._ends, path, *trips, (LinkThroughput(SIZES[1], *found, *found),), {}, 1, 0, when)
 
     # ------------------------------------------------------------------ round trips
     def _round_trips(self) -> RoundTrips:
@@ -180,7 +175,7 @@ class MeasurementEnd:
                 if (asked := self._link.take("PING", self._patience))["last"]:
                     return RoundTrips(*map(float, self._take_found(asked.get("found", ()))))
                 self._link.post(build_message("PONG", clock=time.time()))
-            raise _protocol_error(self._link.there, f"it requests more than {_ROUNDS} round trips")
+            raise self._protocol_error(f"it requests more than {_ROUNDS} round trips")
         seen = [self._ping() for _ in range(_ROUNDS)]
         took = [each[0] for each in seen]
         found = RoundTrips(statistics.median(took), min(took), min(seen)[1])
@@ -189,7 +184,7 @@ class MeasurementEnd:
 
     def _take_found(self, found: Sequence[float]) -> Sequence[float]:
         if len(found) != len(RoundTrips._fields):
-            raise _protocol_error(self._link.there, f"it sent {len(found)} numbers for a round trip")
+            raise self._protocol_error(f"it sent {len(found)} numbers for a round trip")
         return found
 
     def _ping(self) -> tuple[float, float]:
@@ -203,8 +198,7 @@ class MeasurementEnd:
     # ------------------------------------------------------------------ tensors of one size
     def _measure_size(self, size: int) -> LinkThroughput:
         """Each way alone, then both at once."""
-        turns = (self._send, self._receive_bursts) if self._leads else (self._receive_bursts, self._send)
-        there, back = (turn(size) for turn in turns)
+        there, back = (turn(size) for turn in self._directions)
         own_direction = there if self._leads else back
         with ThreadPoolExecutor(1, "nebula-link") as pool:
             receiving = pool.submit(self._receive_burst, size)
@@ -230,7 +224,7 @@ class MeasurementEnd:
             if last:
                 self._report_rate(size, f"{self._link.there} -> {self._link.here}", _format_rate(found.rate))
                 return found
-        raise _protocol_error(self._link.there, f"it sends more than {_MOST_BURSTS} bursts of one size")
+        raise self._protocol_error(f"it sends more than {_MOST_BURSTS} bursts of one size")
 
     def _burst(self, size: int, count: int, *, last: bool) -> Way:
         """Announce `count` tensors, send them, and receive the times of their arrival."""
@@ -250,7 +244,7 @@ class MeasurementEnd:
         announced = self._link.take("BURST", self._patience + 2 * self._seconds)
         count, step = int(announced["count"]), int(announced["step"])
         if announced["size"] != size or not 2 <= count <= MOST_BYTES // size:
-            raise _protocol_error(self._link.there, f"it announced {count} tensors of {announced['size']} bytes")
+            raise self._protocol_error(f"it announced {count} tensors of {announced['size']} bytes")
         arrivals: list[float] = []
         limit = time.monotonic() + LEAST_TENSORS * self._patience + 2 * self._seconds
         for slot in range(count):
@@ -263,6 +257,9 @@ class MeasurementEnd:
 
     def _key(self, step: int, slot: int, source: str, destination: str) -> Key:
         return Key(self._kind, self._program, step, 0, -1, slot, source, destination)
+
+    def _protocol_error(self, why: str) -> RemoteProtocolError:
+        return RemoteProtocolError(f"worker '{self._link.there}' does not follow the measurement protocol", why=why)
 
     def _report_rate(self, size: int, what: str, found: str) -> None:
         self._report(f"{what}, tensors of {size >> 10} KiB: {found}")

@@ -166,15 +166,12 @@ class Pass(Protocol):
     @property
     def name(self) -> str:
         """The pass's name in `show --after`."""
-        ...
 
     def apply(self, compilation: Compilation) -> Compilation:
         """The program after the pass, or an error that names the user's line."""
-        ...
 
     def describe(self, found: Compilation) -> Iterable[str]:
         """The result of the pass as lines of text."""
-        ...
 
 
 @dataclass(frozen=True)

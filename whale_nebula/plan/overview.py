@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from whale_nebula.codec.encoding import NONE, has_open_size, parse_encoding
 from whale_nebula.codec.objects import Cost
@@ -26,9 +26,6 @@ from whale_nebula.plan.timing import duration, predict_times
 from whale_nebula.plan.work import StageVariables, StageWork, find_written, list_ops_in, parameters
 from whale_nebula.spec import Spec
 from whale_nebula.wire.frame import count_wire_bytes
-
-if TYPE_CHECKING:
-    from whale_nebula.plan.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -27,19 +27,15 @@ class Canvas(Protocol):
 
     def open(self) -> None:
         """Prepare for drawing."""
-        ...
 
     def size(self) -> os.terminal_size:
         """The current number of columns and lines."""
-        ...
 
     def draw(self, text: str) -> bool:
         """Replace the drawing by whole lines; returns whether it succeeded."""
-        ...
 
     def close(self) -> None:
         """Keep the drawing on the screen."""
-        ...
 
 
 class Screen:

@@ -80,7 +80,7 @@ def capture_planned(
     )  # fmt: skip
     if decision is None:  # nothing to assign to stages: one cluster runs all of it
         unplanned = Unplanned(f"nb.auto_parallel at {limits.site} does not divide this step: it has no variables.")
-        if first.program.stages[0].where:
+        if first.program.has_scopes:
             return replace(first, decision=unplanned)
         stage = Stage("stage0", find_clusters(limits, constraints, run).names[0], str(limits.site))
         return replace(first, program=replace(first.program, stages=(stage,)), decision=unplanned)

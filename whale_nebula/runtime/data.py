@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import itertools
 import os
@@ -25,7 +24,7 @@ from whale_nebula.datasets.report import AUDIT
 from whale_nebula.datasets.schema import STRING, Column
 from whale_nebula.errors import AuditError, ConfigError, IdentityError, OptionError
 from whale_nebula.errors.text import did_you_mean
-from whale_nebula.runtime.run import Run, current_run, shut_down_at_exit
+from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.scopes.options import check_integer, check_signature
 from whale_nebula.security import Credentials, Identity, authority, code, files
 from whale_nebula.security.audit import LOG_IN_USE, AuditLog
@@ -175,8 +174,7 @@ def _open_direct(run: Run, folder: Path, cluster: str, identity: tuple[str, str,
         registry, usage = Registry(folder, certificate), Usage(folder)
         log = _open_log(folder / AUDIT, actor, signer)
         guard = run.data[key] = Guard(Grants(registry), usage, log)
-        run.closers += [registry.close, usage.close, log.close]
-        atexit.register(shut_down_at_exit)
+        run.close_at_end(registry.close, usage.close, log.close)
     return LocalClient(guard, Reader(account, actor.uri, *identity))
 
 

@@ -73,7 +73,7 @@ def decide(
     of passes; `absent` has the numbers of the inputs that this process lacks, and `homes` the clusters, by number, of
     inputs that some processes lack.
     """
-    rows = next((s[0] for s, leaf in zip(shapes, captured.program.leaves, strict=True) if leaf.batched and s), 1)
+    rows = count_rows(captured.program.leaves, shapes)
     constraints = captured.constraints
     here = [None if number in absent else shape for number, shape in enumerate(shapes)]
     known = StepKnowledge(rows, here, expect_attached_memory(captured))
@@ -518,6 +518,11 @@ def _list_row_counts(options: Options, layers: Layers) -> list[int]:
         rows = math.ceil(layers.rows / max(1, min(options.micro_batch, layers.rows)))
         return sorted({rows, math.ceil(rows / 2)})
     return sorted({math.ceil(layers.rows / parts) for parts in (1, 4, 16)})
+
+
+def count_rows(leaves: Sequence[Leaf], shapes: Sequence[tuple[int, ...]]) -> int:
+    """The rows of a batch of these shapes; 1 if none has rows."""
+    return next((shape[0] for shape, leaf in zip(shapes, leaves, strict=True) if leaf.batched and shape), 1)
 
 
 def set_rows(leaves: Sequence[Leaf], shapes: Sequence[tuple[int, ...]], rows: int) -> list[tuple[int, ...]]:

@@ -155,7 +155,7 @@ class AdvanceSearch:
             self._report(decision)
             return
         if self.end not in self.run.closers:
-            self.run.closers.append(self.end)
+            self.run.close_at_end(self.end)
         folder = Path(whale_nebula.__file__).parents[1]
         with tempfile.TemporaryFile() as lines:
             lines.write("".join(f"{format_problem(own)}\n" for own in problems).encode())

@@ -46,7 +46,7 @@ class NebulaFunction:
     def _warn_uncut(self) -> None:
         """After the first call: warn once of a function that runs uncut because it enters no stage."""
         made = self._step.last if observer() is None else None
-        if made is None or made.cut.program.pipeline.micro_batch > 1 or any(s.where for s in made.cut.program.stages):
+        if made is None or made.cut.program.pipeline.micro_batch > 1 or made.cut.program.has_scopes:
             return
         warn_at(
             script_site(),

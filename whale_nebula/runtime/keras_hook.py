@@ -103,22 +103,23 @@ def _watch_plain_model(model: Any, kind: str) -> None:
     that it reads must be in this process. If checkpoints are written by a single process, it is saved like others.
     """
     run = find_open_run()
-    if run is not None and len(run.workers) > 1:
+    if run is None:
+        return
+    count = len(run.workers)
+    if count > 1:
         _require_variables(model, kind)
-    if run is None or run.checkpoints is None or (kind != "train" and len(run.workers) > 1):
-        return
-    if len(run.workers) > 1:
-        what = f"model {model.name!r} has no scopes, and is not saved in checkpoints"
-        why = f"each of the {len(run.workers)} processes trains its own, independent copy of it"
-        mend = "call nb.save(path, model) in one of them; or put scopes around its layers"
-        warn_once(script_site(), what, why=why, mend=mend, where="", key=model.name)
-        return
-    from whale_nebula.runtime.checkpoint.plain_step import PlainStep, restore_trained
+        if kind == "train" and run.checkpoints is not None:
+            what = f"model {model.name!r} has no scopes, and is not saved in checkpoints"
+            why = f"each of the {count} processes trains its own, independent copy of it"
+            mend = "call nb.save(path, model) in one of them; or put scopes around its layers"
+            warn_once(script_site(), what, why=why, mend=mend, where="", key=model.name)
+    elif run.checkpoints is not None:
+        from whale_nebula.runtime.checkpoint.plain_step import PlainStep, restore_trained
 
-    if kind == "train":
-        model.train_function = PlainStep(run.checkpoints, model)
-    else:
-        restore_trained(run.checkpoints, model, kind)
+        if kind == "train":
+            model.train_function = PlainStep(run.checkpoints, model)
+        else:
+            restore_trained(run.checkpoints, model, kind)
 
 
 def _require_variables(model: Any, kind: str) -> None:

@@ -30,6 +30,7 @@ from whale_nebula.runtime.clusters import find_configured
 from whale_nebula.runtime.decisions import (
     StepKnowledge,
     agree_on_planning_input,
+    count_rows,
     explain_whole_batch,
     measure_in_clusters,
     set_rows,
@@ -159,13 +160,8 @@ def _agree_on_shapes(
     }
 
 
-def _count_rows(program: Program, shapes: Shapes) -> int:
-    pairs = zip(shapes, program.leaves, strict=True)
-    return next((shape[0] for shape, leaf in pairs if leaf.batched and shape), 1)
-
-
 def _build_chain(program: Program, shapes: Shapes, open_choices: OpenChoices) -> Layers:
-    rows = _count_rows(program, shapes)
+    rows = count_rows(program.leaves, shapes)
     found = build_layers(program, rows, set_rows(program.leaves, shapes, rows))
     if found is None:
         raise _make_refusal(open_choices, "no op of the step reads a variable, so its time cannot be predicted")

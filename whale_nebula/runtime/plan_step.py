@@ -221,7 +221,7 @@ def check_pinned(name: str, captured: Captured, layout: Signature) -> None:
     approvals do nothing.
     """
     run = current_run()
-    pins, scoped = run.pins, any(stage.where for stage in captured.program.stages)
+    pins, scoped = run.pins, captured.program.has_scopes
     pin, approvals = pins.find_pin(name), run.approvals if scoped or not run.alone else None
     if pin is None and pins and scoped:
         pins.warn_unpinned(name)

@@ -62,8 +62,7 @@ def plan(model_or_function: Any, *example: Any) -> Plan:
             step.name, subject.call, layout, tensors,
             paths=step.paths, metrics=step.metrics, owner=step.owner, data=step.data(subject.unpack),
         )  # fmt: skip
-    if not captured.program.stages[0].where:
-        raise no_scopes_error(subject.step.name, captured)
+    check_scopes(subject.step.name, captured)
     notes = (*captured.projected, *filter(None, [current_step_options().description]))
     return plan_step(subject.step.name, captured, tensors, notes)
 
@@ -149,17 +148,19 @@ def _check_arrays(example: Sequence[Any]) -> None:
         )
 
 
-def no_scopes_error(name: str, captured: Captured) -> PlanError:
-    """The error for a step without scopes, which has nothing to plan, or whose only scope divides nothing."""
+def check_scopes(name: str, captured: Captured) -> None:
+    """Refuse a step without scopes, which has nothing to plan, or whose only scope divides nothing."""
+    if captured.program.has_scopes:
+        return
     if captured.unused_split is not None:
         axis = captured.unused_split.options["axis"]
-        return PlanError(
+        raise PlanError(
             f"{name} has no scopes but an nb.split that divides no variable, so there is nothing to plan",
             where=str(captured.unused_split.site),
             why=f"no variable with an axis {axis} is read inside it",
             mend="nb.split(2, axis=-1) divides the columns of the weights of layers that are called inside it",
         )
-    return PlanError(
+    raise PlanError(
         f"{name} has no scopes, so there is nothing to plan",
         where=str(script_site()),
         why="no op was created inside nb.stage",

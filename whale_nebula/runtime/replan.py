@@ -236,7 +236,8 @@ class PlanWatch:
         return found
 
     def _adopt(self, better: Offer, candidate: Candidate, observed: Observation, slowness: Mapping[str, float]) -> None:
-        """Adopt a better plan from the next step on."""
+        """Adopt a better plan from the next step on. A search for the resizes of this one ends."""
+        self.advance.end()
         before, run = self.decision, self.run
         reason = f"planned again after {self.counted_steps} steps: {self.offer}"
         after = replace(

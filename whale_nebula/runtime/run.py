@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,7 @@ class Run:
     attachment: Attachment | None = None
     clusters: list[str] = field(default_factory=list)
     programs: int = 0
-    closers: list[Any] = field(default_factory=list)
+    closers: list[Callable[[], object]] = field(default_factory=list)
     ledger: Any = None
     hosts: dict[str, str] = field(default_factory=dict)
     site: str = ""
@@ -265,6 +265,15 @@ class Run:
         if self.rounds is not None:
             self.rounds.settle()
 
+    def share_failures(self) -> contextlib.AbstractContextManager[None]:
+        """Context of an action for which the other processes wait, if there are any: its failure is sent to them."""
+        return contextlib.nullcontext() if self.ledger is None else self.ledger.session.share_failures()
+
+    def close_at_end(self, *closers: Callable[[], object]) -> None:
+        """Call these functions, the last one first, when the run is closed, or at the end of the script."""
+        self.closers += closers
+        atexit.register(shut_down_at_exit)
+
     def check_ids(self, inputs: Sequence[str]) -> None:
         """Verify at the first step that `ids` names an input by which rows can be compared between processes."""
         self.compares = self.compares or check_named_inputs(parse_ids(self.ids), inputs, self.site)
@@ -364,12 +373,12 @@ def init(
         if loaded.approvals is not None and watching is None:
             run.approvals = _open_approvals(run)
         if held:
-            run.closers.append(held.close)
-            atexit.register(shut_down_at_exit)
+            run.close_at_end(held.close)
         given = {"metrics": metrics, "tensorboard": tensorboard, **(outputs or {})}
         chosen = {**loaded.outputs, **{name: path for name, path in given.items() if path is not None}}
         seen = OutputOptions(loaded.show if show is None else show, chosen)
-        with keep_generators(), _watch_steps(run, seen.validate(site)):
+        with keep_generators(), _close_if_it_fails(run):
+            _watch_steps(run, seen.validate(site))
             own = "" if attachment is None else attachment.cluster
             least = {name: max(1, limits.least) for name, limits in loaded.elastic.items()}
             set_clusters(run.cluster_sizes, own, run.cluster_speeds, run.moved, least)
@@ -401,8 +410,7 @@ def _open_checkpoints(run: Run, saves: Checkpointing) -> None:
     from whale_nebula.runtime.checkpoint.open_checkpoints import open_checkpoints
 
     run.checkpoints = open_checkpoints(run, saves)
-    run.closers.append(run.checkpoints.close)
-    atexit.register(shut_down_at_exit)
+    run.close_at_end(run.checkpoints.close)
 
 
 def _event_files(folder: str) -> Any:
@@ -415,22 +423,25 @@ OUTPUTS["tensorboard"] = _event_files
 
 
 @contextlib.contextmanager
-def _watch_steps(run: Run, seen: OutputOptions) -> Iterator[None]:
+def _close_if_it_fails(run: Run) -> Iterator[None]:
+    """Context in which a run opens. If that fails, what was opened is closed, and connected processes are told why."""
+    try:
+        yield
+    except BaseException as failure:
+        if run.ledger is not None:
+            run.ledger.session.fail(failure)
+        _close(run)
+        raise
+
+
+def _watch_steps(run: Run, seen: OutputOptions) -> None:
     """Start the displays of steps, until the run is closed or the script exits."""
     launched = run.attachment
     canvas, folder = (None, None) if launched is None else (launched.picture, launched.reports)
     watching = open_outputs(seen, lambda: run.here().lead, canvas, folder)
-    if watching is None:
-        yield
-        return
-    try:
-        yield
-    except BaseException:
-        watching.close()
-        raise
-    watch([watching])
-    run.closers.append(watching.close)
-    atexit.register(shut_down_at_exit)
+    if watching is not None:
+        watch([watching])
+        run.close_at_end(watching.close)
 
 
 def _check_config(config: Any, site: str) -> Any:
@@ -470,8 +481,7 @@ def _join_processes(run: Run, attachment: Attachment) -> None:
     from whale_nebula.runtime.session.rendezvous import join
 
     run.ledger, run.hosts = join(attachment, run.seed if run.seed is not None else run.config.seed, run.config)
-    run.closers.append(run.ledger.session.close)
-    atexit.register(shut_down_at_exit)
+    run.close_at_end(run.ledger.session.close)
 
 
 def _set_seeds(run: Run) -> None:
@@ -496,11 +506,16 @@ def shutdown() -> None:
         if _run is not None and _run.checkpoints is not None:
             _run.checkpoints.end()
         run, _run = _run, None
-        for close in reversed(run.closers if run is not None else []):
-            close()
-        set_clusters({})
-        forget()
+        _close(run)
         set_limits(None)
+
+
+def _close(run: Run | None) -> None:
+    with contextlib.ExitStack() as closing:  # which calls all, even if one fails
+        closing.callback(forget)
+        closing.callback(set_clusters, {})
+        for close in () if run is None else run.closers:
+            closing.callback(close)
 
 
 def wait_for_traces(run: Run | None) -> None:

@@ -28,23 +28,6 @@ _BEGINNINGS = ("on_train_begin", "on_test_begin")
 _KEPT_CALLBACKS = (keras.callbacks.History, keras.callbacks.ProgbarLogger)
 
 
-@dataclass(frozen=True)
-class PlannedStep:
-    """A step that was planned."""
-
-    captured: Captured
-
-    @property
-    def scoped(self) -> bool:
-        """Whether the step has scopes."""
-        return bool(self.captured.program.stages[0].where)
-
-    @property
-    def trains(self) -> bool:
-        """Whether the step requests gradients."""
-        return bool(self.captured.program.requests)
-
-
 @dataclass
 class ShownPlans:
     """The plans of the steps that were called, once for each signature of a step. With `goes_on` the script continues
@@ -54,7 +37,7 @@ class ShownPlans:
     goes_on: bool
     report_save: Callable[[str], None]
     plans: list[Plan] = field(default_factory=list)
-    steps_by_key: dict[Any, PlannedStep] = field(default_factory=dict)
+    steps_by_key: dict[Any, Captured] = field(default_factory=dict)
     open_patches: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     are_callbacks_suppressed: bool = False
 
@@ -64,26 +47,23 @@ class ShownPlans:
             self.are_callbacks_suppressed = True
             self.open_patches.enter_context(_suspend_callbacks())
 
-    def observe_step(self, step: Step, layout: Signature, tensors: Sequence[Any], unpack: Unpack) -> PlannedStep:
-        """Plan a step, if it is new."""
+    def observe_step(self, step: Step, layout: Signature, tensors: Sequence[Any], unpack: Unpack) -> Captured:
+        """Capture a step, if it is new, and plan it if it has scopes."""
         key = id(step), layout.key
         if key not in self.steps_by_key:
-            seen = PlannedStep(
-                capture_step(
-                    step.name, partial(step.call, unpack), layout, tensors, paths=step.paths, metrics=step.metrics
-                )
-            )
-            if seen.scoped:
-                self.plans.append(plan_step(step.name, seen.captured, tensors, (*step.notes, *seen.captured.projected)))
+            call = partial(step.call, unpack)
+            seen = capture_step(step.name, call, layout, tensors, paths=step.paths, metrics=step.metrics)
+            if seen.program.has_scopes:
+                self.plans.append(plan_step(step.name, seen, tensors, (*step.notes, *seen.projected)))
                 self._guard()
             self.steps_by_key[key] = seen
         return self.steps_by_key[key]
 
-    def make_zeros(self, seen: PlannedStep, tensors: Sequence[Any]) -> Any:
+    def make_zeros(self, seen: Captured, tensors: Sequence[Any]) -> Any:
         """Zeros with the specs of a step's results, which are not computed."""
         rows = next((int(tensor.shape[0]) for tensor in tensors if tensor.shape.rank), 1)
-        results = tf.nest.flatten(seen.captured.structured_outputs, expand_composites=True)
-        return seen.captured.pack([_zero(each, rows) for each in results if isinstance(each, tf.Tensor)])
+        results = tf.nest.flatten(seen.structured_outputs, expand_composites=True)
+        return seen.pack([_zero(each, rows) for each in results if isinstance(each, tf.Tensor)])
 
     def _guard(self) -> None:
         """Suppress saving after the first step that returns zeros."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ from whale_nebula.plan.verification import EXACT, HALF, Row, Runs, State, Values
 from whale_nebula.runtime.exchange.state import States
 from whale_nebula.runtime.function import NebulaFunction
 from whale_nebula.runtime.keras import make_keras_step, pack_as_fit
-from whale_nebula.runtime.planning import Subject, cast_to_floatx, check_batch, no_scopes_error
+from whale_nebula.runtime.planning import Subject, cast_to_floatx, check_batch, check_scopes
 from whale_nebula.runtime.run import current_run, gathered
 from whale_nebula.runtime.step.engine import Engine, make_plain_function
 from whale_nebula.runtime.step.results import AbsentResult
@@ -84,7 +84,7 @@ def verify(model_or_function: Any, *batch: Any) -> Verification:
     with explain_missing_target("nb.verify", model_or_function, batch):
         engine = subject.step.plan(subject.arguments, subject.unpack)
     run = current_run()
-    with nullcontext() if run.alone else run.ledger.share_failures():  # other processes do not wait for one that failed
+    with run.share_failures():  # other processes do not wait for one that failed
         _check_comparable(engine, subject, layout, tensors)
         around = partial(trace_uncut, owner=subject.step.owner) if engine.captured.projected else None
         plain = make_plain_function(subject.call, layout, around=around)
@@ -95,7 +95,6 @@ def verify(model_or_function: Any, *batch: Any) -> Verification:
 
 
 def _check_comparable(engine: Engine, subject: Subject, layout: Signature, tensors: Sequence[Any]) -> None:
-    """Refuse steps that cannot be compared."""
     apart = engine.captured.program.local_sgd
     if apart is not None:
         raise OptionError(
@@ -104,8 +103,7 @@ def _check_comparable(engine: Engine, subject: Subject, layout: Signature, tenso
             why="clusters that synchronise only every few steps differ from one that has all rows in each step",
             mend='nb.replica(sync_every=1, outer="average") with plain SGD equals the uncut run; or verify without it',
         )
-    if not engine.captured.program.stages[0].where:
-        raise no_scopes_error(subject.step.name, engine.captured)
+    check_scopes(subject.step.name, engine.captured)
     partly = [number for number, tensor in enumerate(tensors) if isinstance(tensor, Partial)]
     if missing := [*layout.absent, *partly]:
         raise AbsentInputError(

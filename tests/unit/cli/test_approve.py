@@ -152,6 +152,12 @@ def withdraw(site: Path) -> None:
     assert main(options) == 0
 
 
+def test_withdrawal_without_a_serial_is_refused(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As from an empty variable of a shell: the only approval must not be withdrawn."""
+    assert main(["--withdraw", "", "--config", str(site / "clusters.yaml")]) == 65
+    assert "no approval of this authority has a serial that begins with ''" in capsys.readouterr().err
+
+
 def restore_old_deny_list(site: Path) -> None:
     old_list = (site / "certs" / "revoked.json").read_bytes()
     withdraw(site)

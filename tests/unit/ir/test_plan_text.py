@@ -181,6 +181,12 @@ def test_html_escapes_names() -> None:
     assert "alert(" in page.words
 
 
+def test_html_marks_the_stage_whose_name_is_a_number() -> None:
+    given = plan("inference")
+    text = replace(given, boundaries=(), stages={"0": replace(given.stages["gpu"], name="0")}).to_html()
+    assert re.search(r'<td[^>]*>0</td><td[^>]*><b class="dot c0">0</b></td>', text)
+
+
 def test_drawing_is_accessible() -> None:
     """Stages and arrows can be focused, and have a role and a label."""
     text = plan("skipping").to_html()

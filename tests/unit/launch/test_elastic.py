@@ -342,6 +342,21 @@ def test_control_socket_in_a_missing_folder_is_refused(tmp_path: Path) -> None:
         pass
 
 
+def test_control_socket_replaces_an_earlier_socket_and_no_other_file(tmp_path: Path) -> None:
+    path, script = str(tmp_path / "run.sock"), tmp_path / "train.py"
+    with socket.socket(socket.AF_UNIX) as left:  # of a launcher that was killed
+        left.bind(path)
+    with serve_control_socket(path, {"/status": lambda given: {}}, {}):
+        assert send_request(path, "GET", "/status") == (200, {})
+    script.write_text("pass\n")
+    with (
+        pytest.raises(ConfigError, match="cannot open the control socket"),
+        serve_control_socket(str(script), {}, {}),
+    ):
+        pass
+    assert script.read_text() == "pass\n"
+
+
 def test_new_notices_in_a_file_are_handled_once(tmp_path: Path) -> None:
     path, found = tmp_path / "notice", queue.SimpleQueue[dict[str, int]]()
     path.write_text("npu=3\n")  # of an earlier run

@@ -13,8 +13,6 @@ import whale_nebula as nb
 from tests.unit.report.sample_reports import make_full_report
 from tests.unit.report.terminal import replace_standard_streams
 from whale_nebula.report.published import is_watched, publish
-from whale_nebula.report.watchers import OutputOptions
-from whale_nebula.runtime.run import _watch_steps
 
 
 @pytest.mark.parametrize(
@@ -44,11 +42,12 @@ def test_unwritable_metrics_file_is_refused_before_the_run_opens(tmp_path: Path)
 
 def test_failed_start_removes_all_watchers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal, before = replace_standard_streams(monkeypatch), threading.active_count()
-    with nb.init() as run:
-        with pytest.raises(TypeError), _watch_steps(run, OutputOptions("live", {"metrics": tmp_path / "run.jsonl"})):
-            assert sys.stdout is not terminal
-            raise TypeError("nobody joins")
-        assert (sys.stdout, is_watched(), threading.active_count()) == (terminal, False, before)
+    (tmp_path / "file").touch()
+    with pytest.raises((nb.errors.NebulaError, OSError)):
+        nb.init(show="live", metrics=tmp_path / "run.jsonl", checkpoint=tmp_path / "file" / "folder")
+    assert (tmp_path / "run.jsonl").exists()  # it was opened
+    assert (sys.stdout, is_watched(), threading.active_count()) == (terminal, False, before)
+    nb.init()
 
 
 def test_default_run_has_no_watchers() -> None:

@@ -12,6 +12,7 @@ from whale_nebula.errors import OptionError, StateError
 from whale_nebula.launch import spawn
 from whale_nebula.runtime.replicas import collectives
 from whale_nebula.runtime.replicas.collectives import (
+    CollectiveKeys,
     Collectives,
     Group,
     apply_packed,
@@ -112,13 +113,12 @@ class TestInOneProcess:
         with pytest.raises(OptionError, match="cannot be summed"):
             tf.function(lambda x: alone.sum([x])).get_concrete_function(tf.TensorSpec([None]))
 
-    def test_key_collision_of_two_sums_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_key_collision_of_two_names_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("whale_nebula.tf.collectives.hash_key", lambda text: 1)
-        group = Collectives(0, ("127.0.0.1:1",) * 2, 1.0).group([0, 1], "all")
-        group._make_key("one")
-        group._make_key("one")
-        with pytest.raises(StateError, match="the same key"):
-            group._make_key("other")
+        keys = CollectiveKeys()
+        assert keys.find_number("one") == keys.find_number("one") == 1
+        with pytest.raises(StateError, match="the collectives 'other' and 'one' have the same key"):
+            keys.find_number("other")
 
 
 class TestPieces:

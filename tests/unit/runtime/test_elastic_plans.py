@@ -77,7 +77,8 @@ def test_plans_are_searched_beside_the_training() -> None:
         PlannedResize(Resize("npu", count, 2, {"gpu": 1, "npu": count}), Clusters(()), own)
         for count, own in ((3, replace(problem, rows=64)), (0, fewer))
     ]
-    run = SimpleNamespace(config=SimpleNamespace(elastic={"npu": 1}), alone=False, writes_files=True, closers=[])
+    config, closers = SimpleNamespace(elastic={"npu": 1}), list[Any]()
+    run = SimpleNamespace(config=config, alone=False, writes_files=True, closers=closers, close_at_end=closers.append)
     search = AdvanceSearch(cast(Run, run), "model.train_step")
     search.begin(decide(problem, resizes=tuple(resizes)))
     process: Any = search.process

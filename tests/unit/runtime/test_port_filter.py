@@ -1,6 +1,7 @@
 """Reachability of a port: by the kernel where possible, otherwise by its rules."""
 
 import ipaddress
+import os
 import socket
 import struct
 import threading
@@ -91,6 +92,21 @@ def test_earlier_connection_of_another_address_is_closed(accepted: bool) -> None
             assert kept.recv(1) == b"x"
             for each in held:
                 each.close()
+
+
+def test_sockets_that_another_thread_closes_meanwhile_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    duplicate, other = os.dup, socket.create_server(("127.0.0.1", 0))
+
+    def close_first(fd: int) -> int:
+        if fd == other.fileno():
+            other.close()
+        return duplicate(fd)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        able = restrict_connections(listener.getsockname()[1], [])
+        monkeypatch.setattr(os, "dup", close_first)
+        assert restrict_connections(listener.getsockname()[1], []) == able
+    assert other.fileno() == -1
 
 
 def has_route() -> bool:

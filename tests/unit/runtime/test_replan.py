@@ -17,9 +17,10 @@ import whale_nebula as nb
 from tests.forced_plans import force_plans
 from tests.unit.planner.test_explanation import decide, make_problem
 from whale_nebula.errors import NebulaWarning, PlanError
-from whale_nebula.planner.decision import Offer
+from whale_nebula.planner.decision import Observation, Offer
 from whale_nebula.planner.search import search
 from whale_nebula.runtime import auto_parallel
+from whale_nebula.runtime.elastic_plans import AdvanceSearch
 from whale_nebula.runtime.replan import PlanWatch
 from whale_nebula.runtime.run import Run, current_run
 
@@ -96,6 +97,16 @@ def test_better_plan_is_taken_only_if_unpinned_and_agreed(
     assert watch._will_adopt(better) is is_taken and not watch._will_adopt(None)
     stays = replace(watch.decision, replan=False)
     assert not replace(watch, decision=stays)._will_adopt(better)
+
+
+def test_search_in_advance_of_a_replaced_plan_ends() -> None:
+    problem = make_problem()
+    first = decide(problem, replan=True)
+    run = SimpleNamespace(decisions=[first])
+    watch, ended = PlanWatch("fit", first, cast(Run, run), ()), []
+    watch.advance = cast(AdvanceSearch, SimpleNamespace(end=lambda: ended.append(True)))
+    watch._adopt(Offer(problem, search(problem).candidates), first.chosen, Observation(1.0), {})
+    assert ended and run.decisions[0].replaces is first
 
 
 @pytest.mark.filterwarnings("ignore:.*that nb.auto_parallel predicted:whale_nebula.errors.NebulaWarning")

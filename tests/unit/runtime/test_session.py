@@ -31,7 +31,6 @@ from whale_nebula.feed.checks import refuse_unshared_ids
 from whale_nebula.launch.attach import Attachment
 from whale_nebula.runtime.session import rendezvous
 from whale_nebula.runtime.session.rendezvous import (
-    JoinedLinks,
     _agree_on_config,
     _agree_on_seed,
     _find_host,
@@ -120,7 +119,7 @@ def test_worker_that_refuses_a_greeting_sends_the_reason_and_closes(monkeypatch:
     found = sessions(["a/0", "b/0"])
     theirs = rendezvous._build_sheet(Attachment("b/0", "b", {"a/0": "a"}, {}, "run", None), 2, Config())
     found["b/0"]._send("HELLO", "nb.init", {**theirs, "epoch": 0})
-    monkeypatch.setattr(rendezvous, "join_links", lambda *_: JoinedLinks(found["a/0"].links))
+    monkeypatch.setattr(rendezvous, "open_session", lambda *_: found["a/0"])
     with pytest.raises(ConfigError, match="a/0: 1, b/0: 2"):
         rendezvous.join(Attachment("a/0", "a", {"b/0": "b"}, {}, "run", None), 1, Config())
     assert found["b/0"]._receive_all("HELLO", "nb.init")["a/0"]["seed"] == 1

@@ -227,8 +227,9 @@ def _section(plan: Plan, title: str, section: Section) -> Markup:
             row[0] = row[0].replace("->", " → ")
             row += [size(link.wire_bytes), f"{link.messages:,}", duration(link.delay) if link.delay else "-"]
     if title in ("stages", "work per step and memory"):
+        column = head.index("name") if title == "stages" else 0
         for row, stage in zip(rows, plan.stages.values(), strict=True):
-            row[row.index(stage.name)] = element("b", stage.name, class_=f"dot c{color(plan, stage.cluster)}")
+            row[column] = element("b", stage.name, class_=f"dot c{color(plan, stage.cluster)}")
     if title == "work per step and memory":
         most = max(stage.memory_bytes for stage in plan.stages.values())
         head.append("")

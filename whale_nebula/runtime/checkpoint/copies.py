@@ -157,6 +157,10 @@ class Copies:
         found = next((each for each in self.folder.scan() if each.step == step), None)
         self._guard(lambda: send_part(channel, found, self.folder.group))
 
+    def close(self) -> None:
+        """Stop the thread that receives. It may still wait for a host that has failed."""
+        self._writer.close(wait=False)
+
     def _guard(self, act: Callable[[], object]) -> None:
         """Call a function; after a failure, copying stops and training continues."""
         try:

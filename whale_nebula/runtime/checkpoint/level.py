@@ -239,7 +239,7 @@ class Level:
         failed = {worker: report[1:] for worker, report in sorted(reports.items()) if report.startswith("!")}
         if failed:
             why = "; ".join(f"{worker}: {escape_foreign_text(report)}" for worker, report in failed.items())
-            self._abandon(pending.manifest.position.step, why)
+            self._give_up(pending.manifest.position.step, why)
         elif self.group.commits:
             if self.copies is not None:
                 self.copies.expect(pending.manifest.position.step)
@@ -249,7 +249,7 @@ class Level:
         """Conclude a saving of a run of one process: its part is the whole checkpoint once it is written."""
         digest = _digest_of(pending.part)
         if digest.startswith("!"):
-            self._abandon(pending.manifest.position.step, digest[1:])
+            self._give_up(pending.manifest.position.step, digest[1:])
         else:
             self._commit(pending, {self.group.worker: digest})
 
@@ -261,12 +261,12 @@ class Level:
                 self.group.report_saved(step)
             _LOG.info("%s: step %d is saved%s", self.group.worker, step, "" if self.durable else " in memory")
         except Exception as error:
-            self._abandon(step, _explain(error))
+            self._give_up(step, _explain(error))
         if self.copies is not None:
             self.copies.send(step)
         self.pace.record_cost(time.perf_counter() - pending.began)
 
-    def _abandon(self, step: int, why: str) -> None:
+    def _give_up(self, step: int, why: str) -> None:
         """Warn of a failed saving, and free what was written; training continues, and earlier checkpoints are kept."""
         self.folder.discard(step, self.group.members if self.group.commits else [self.group.worker])
         self.usable = self.durable
@@ -284,6 +284,8 @@ class Level:
     def close(self) -> None:
         """Release all resources at the end of the run."""
         self._writer.close()
+        if self.copies is not None:
+            self.copies.close()
         self.folder.unlock()
 
 

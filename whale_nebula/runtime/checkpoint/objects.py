@@ -22,11 +22,9 @@ class Stateful(Protocol):
 
     def state_dict(self) -> Any:
         """The state: numbers, strings, arrays, and lists and dicts of these."""
-        ...
 
     def load_state_dict(self, state: Any) -> None:
         """Restore a state."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,6 @@ class Spread(Stateful, Protocol):
         """Restore the states that workers have saved, by their names; this `worker` selects its own part when it
         trains. `complete` is true unless other workers have saved more, in files that are missing here.
         """
-        ...
 
 
 def encode_value(value: Any, put: Put) -> Any:

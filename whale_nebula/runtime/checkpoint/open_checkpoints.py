@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import time
@@ -114,7 +113,7 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
     spent = TimeAccount(None if run.attachment is None else run.attachment.ended)
     found = Checkpoints(run, group, levels, ExtraState(group.worker, run.channels), time_account=spent)
     try:
-        with contextlib.nullcontext() if run.alone else run.ledger.share_failures():
+        with run.share_failures():
             if group.commits:
                 folder.lock()
                 _check_no_other(folder)

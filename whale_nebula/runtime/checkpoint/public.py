@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import Any, NamedTuple
 
@@ -81,13 +80,13 @@ def save(path: str | os.PathLike[str], model: Any) -> None:
     _build_optimizer(_check_model("save", model))
     variables = variables_of(model)
     run.settle()
-    group, share_failures = Group(run), run.ledger.share_failures if not run.alone else contextlib.nullcontext
+    group = Group(run)
     folder = Folder(resolve_folder(os.fspath(path), run.attachment), group.label, single=True)
-    with share_failures():
+    with run.share_failures():
         _check_no_run(folder)
     entries = list(group.list_entries(variables))
     snapshot = Snapshot(begin_manifest(run, Position(), {}), group.worker, entries, {})
-    with share_failures():
+    with run.share_failures():
         try:
             check_account_room(run.attachment, folder.path, count_bytes(entries) * len(group.members))
             report = write_part(folder, snapshot).digest
@@ -102,7 +101,7 @@ def save(path: str | os.PathLike[str], model: Any) -> None:
         raise CheckpointError(
             "the model could not be saved", where=folder.path, why=why, mend="free space on that disk"
         )
-    with share_failures():
+    with run.share_failures():
         if group.commits:
             commit_parts(folder, snapshot.manifest, reports, group.members, 0)
     group.exchange("the end of nb.save", None)

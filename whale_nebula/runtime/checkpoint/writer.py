@@ -53,10 +53,11 @@ class Writer:
         self._due.put(call)
         return found
 
-    def close(self) -> None:
-        """Stop when all submitted calls are done."""
+    def close(self, *, wait: bool = True) -> None:
+        """Stop when all submitted calls are done; unless it is to `wait`, return before that."""
         self._due.put(None)
-        self._thread.join()
+        if wait:
+            self._thread.join()
 
     def _work(self) -> None:
         while (call := self._due.get()) is not None:

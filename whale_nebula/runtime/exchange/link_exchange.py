@@ -117,7 +117,6 @@ class LinkExchange:
 
     # ------------------------------------------------------------------ codecs
     def _pack(self, crossing: Crossing, route: Route, micro_batch: int, tensor: Any, rows: Any) -> Any:
-        """Encode a tensor."""
         at = TensorPosition(self.step, micro_batch, self.channels.training, self.channels.seed, route.first_micro_batch)
         end = self.channels.find_end(crossing, route.source_host, route.name, out=True)
         place, ids = (
@@ -132,7 +131,6 @@ class LinkExchange:
         return payload
 
     def _unpack(self, crossing: Crossing, route: Route, value_place: Place, seat: Seat, received: Any) -> Any:
-        """Decode a tensor."""
         host, _, micro_batch = value_place
         end = self.channels.find_end(crossing, host, route.name, out=False)
         place, ids = (host, crossing.tensor, micro_batch), crossing.ids and self._read_ids(crossing.ids, micro_batch)

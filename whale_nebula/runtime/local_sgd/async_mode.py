@@ -145,7 +145,6 @@ class Server:
         return shared.view(np.uint8)
 
     def _serve(self, cluster: str) -> None:
-        """The thread of one cluster."""
         round_number = 0
         try:
             while not self._is_closed:

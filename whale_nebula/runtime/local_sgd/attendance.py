@@ -98,8 +98,9 @@ class DecidedEnds(Ends):
         """The clusters that did not take part in the last exchange."""
         return tuple(name for name in self.order if name in self.away)
 
-    def _find_index(self, cluster: str) -> int:
-        return self.order.index(cluster)
+    @property
+    def _numbered_clusters(self) -> Sequence[str]:
+        return self.order
 
     @property
     def _decides(self) -> bool:
@@ -112,17 +113,14 @@ class DecidedEnds(Ends):
         if self._decides:
             for cluster, first in self.others.items():
                 with self.absences.tolerate(first):
-                    self.links[first].announce_receive(
-                        self._key(round_number, fragment, self._find_index(self.cluster), first, self.worker)
-                    )
-                    self._send(
-                        self._key(round_number, fragment, self._find_index(cluster), self.worker, first), data, raw
-                    )
+                    key = self._key(round_number, fragment, self.cluster, first, self.worker)
+                    self.links[first].announce_receive(key)
+                    self._send(self._key(round_number, fragment, cluster, self.worker, first), data, raw)
             return
         first = self.lead_workers[self.decider]
-        for place in (len(self.order), self._find_index(self.cluster)):
-            self.links[first].announce_receive(self._key(round_number, fragment, place, first, self.worker))
-        self._send(self._key(round_number, fragment, self._find_index(self.decider), self.worker, first), data, raw)
+        for cluster in ("", self.cluster):
+            self.links[first].announce_receive(self._key(round_number, fragment, cluster, first, self.worker))
+        self._send(self._key(round_number, fragment, self.decider, self.worker, first), data, raw)
 
     def receive_fragments(
         self, round_number: int, fragment: int, compute_digest: Callable[[], int] = lambda: 0
@@ -144,9 +142,9 @@ class DecidedEnds(Ends):
 
     def _gather(self, round_number: int, fragment: int) -> dict[str, Bytes]:
         """The differences of the other clusters that arrive within the patience."""
-        place, received = self._find_index(self.cluster), {}
+        own, received = self.cluster, {}
         near = {cluster: first for cluster, first in self.others.items() if self.absences.find_error(cluster) is None}
-        keys = {cluster: self._key(round_number, fragment, place, each, self.worker) for cluster, each in near.items()}
+        keys = {cluster: self._key(round_number, fragment, own, each, self.worker) for cluster, each in near.items()}
         for cluster, find in receive_each({cluster: partial(self._receive, key) for cluster, key in keys.items()}):
             with self.absences.tolerate(near[cluster]):
                 received[cluster] = np.asarray(find())
@@ -158,18 +156,17 @@ class DecidedEnds(Ends):
     ) -> None:  # fmt: skip
         """Send a worker the decision, and the differences of the other members, `but` its own."""
         data = encode_decision(decision, self.order)
-        self._send(self._key(round_number, fragment, len(self.order), self.worker, worker), data, data.nbytes)
+        self._send(self._key(round_number, fragment, "", self.worker, worker), data, data.nbytes)
         for cluster, each in received.items():
             if cluster not in but:
-                place = self._find_index(cluster)
-                self._send(self._key(round_number, fragment, place, self.worker, worker), each, each.nbytes)
+                self._send(self._key(round_number, fragment, cluster, self.worker, worker), each, each.nbytes)
 
     def _receive_decided(
         self, round_number: int, fragment: int, source: str, compute_digest: Callable[[], int]
     ) -> tuple[Decision, dict[str, Bytes]]:
         """The decision, and the differences of the other members, from the decider or from this cluster's lead."""
         limit = _DECISION_PATIENCES * self.patience
-        data = self._receive(self._key(round_number, fragment, len(self.order), source, self.worker), limit)
+        data = self._receive(self._key(round_number, fragment, "", source, self.worker), limit)
         decision = decode_decision(np.asarray(data), self.order)
         if decision.digest != compute_digest():
             raise PlanMismatchError(
@@ -178,16 +175,14 @@ class DecidedEnds(Ends):
                 why="all compute the shared weights from the same bytes, so a device has computed them differently",
                 mend="start all workers from a checkpoint",
             )
-        earlier = self.order[: self._find_index(self.cluster)]  # of two that cannot reach each other, one ends
+        earlier = self.order[: self.order.index(self.cluster)]  # of two that cannot reach each other, one ends
         self.absences.check_members([each for each in earlier if each in decision.members], limit)
         received = {}
         for cluster in decision.members:
             if cluster != self.cluster:
                 direct = self.is_lead and cluster == self.decider
-                place = self._find_index(self.cluster if direct else cluster)
-                received[cluster] = np.asarray(
-                    self._receive(self._key(round_number, fragment, place, source, self.worker))
-                )
+                key = self._key(round_number, fragment, self.cluster if direct else cluster, source, self.worker)
+                received[cluster] = np.asarray(self._receive(key))
         return decision, received
 
 

@@ -161,12 +161,8 @@ class OpenRounds:
 
     def settle(self) -> None:
         """Synchronise the weights of all clusters; every process calls it at the same point."""
-        try:
+        with self.run.share_failures():
             self._settle()
-        except BaseException as failure:
-            if not self.run.alone:
-                self.run.ledger.session.fail(failure)
-            raise
 
     def synchronize_before_leaving(self) -> None:
         """Finish exchanges in flight before all workers leave after this step, unless checkpoints contain them."""
@@ -490,7 +486,7 @@ def make_cluster_copy(
     """The local-SGD view of a step with `sync_every`, after the clusters have agreed on the exchange."""
     if run.rounds is None:
         run.rounds = OpenRounds(run)
-        run.closers.append(run.rounds.close)
+        run.close_at_end(run.rounds.close)
     found = ClusterCopy(local_sgd, captured, run, find_participants(local_sgd, run), models)
     if len(found.participants.names) > 1 or not run.rounds.own_cluster:
         run.rounds.note_own(found.participants)
@@ -498,12 +494,8 @@ def make_cluster_copy(
         _warn_alone(local_sgd, found.participants.names[0])
     if captured.program.requests and not run.alone:
         lines = _list_settings(local_sgd, captured, models, found.participants)
-        session = run.ledger.session
-        try:
-            session.agree(name, digest_lines(lines), lines, describe_first_difference)
-        except BaseException as failure:
-            session.fail(failure)
-            raise
+        with run.share_failures():
+            run.ledger.session.agree(name, digest_lines(lines), lines, describe_first_difference)
     return found
 
 

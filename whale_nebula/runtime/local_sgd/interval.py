@@ -26,7 +26,13 @@ from whale_nebula.planner.score import score
 from whale_nebula.report.records import duration, size
 from whale_nebula.runtime.auto_parallel import shapes_of_batch
 from whale_nebula.runtime.clusters import find_configured
-from whale_nebula.runtime.decisions import StepKnowledge, agree_on_planning_input, measure_in_clusters, set_rows
+from whale_nebula.runtime.decisions import (
+    StepKnowledge,
+    agree_on_planning_input,
+    count_rows,
+    measure_in_clusters,
+    set_rows,
+)
 from whale_nebula.runtime.local_sgd.topology import (
     Participants,
     count_encoded_bytes,
@@ -164,7 +170,7 @@ def _choose_interval(
             local_sgd, "the step requests gradients more than once, so its duration cannot be predicted"
         )
     shapes, program = shapes_of_batch(layout, tensors), captured.program
-    rows = next((s[0] for s, leaf in zip(shapes, program.leaves, strict=True) if leaf.batched and s), 1)
+    rows = count_rows(program.leaves, shapes)
     agreed = agree_on_planning_input(name, find_configured(run, participants.names), StepKnowledge(rows), run)
     clusters, rows = agreed.clusters, agreed.known.rows
     exchange = _count_exchange(captured, local_sgd, clusters, participants, run)

@@ -45,16 +45,7 @@ class CollectiveEnds(Ends):
     def connect(cls, collectives: Collectives, ends: Ends) -> CollectiveEnds:
         """The ends of a worker whose cluster has these collectives."""
         group = collectives.group(range(len(ends.lead_workers)), f"momenta of rounds {ends.number}")
-        return cls(
-            ends.worker,
-            ends.cluster,
-            ends.lead_workers,
-            ends.links,
-            ends.patience,
-            ends.mates,
-            ends.number,
-            group=group,
-        )
+        return cls(**vars(ends), group=group)
 
     def exchange(self, parts: Sequence[Bytes], raw: int) -> Sequence[Bytes]:
         """Send each worker its part, in the order of `lead_workers`; returns the parts received from each. All parts

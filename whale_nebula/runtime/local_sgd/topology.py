@@ -74,11 +74,9 @@ class Ends:
         same time, and a link delays tensors that the receiver has not requested.
         """
         for first in self.others.values() if self.is_lead else ():
-            self.links[first].announce_receive(
-                self._key(round_number, fragment, self._find_index(self.cluster), first, self.worker)
-            )
+            self.links[first].announce_receive(self._key(round_number, fragment, self.cluster, first, self.worker))
         for cluster, first in self.others.items() if self.is_lead else ():
-            self._send(self._key(round_number, fragment, self._find_index(cluster), self.worker, first), data, raw)
+            self._send(self._key(round_number, fragment, cluster, self.worker, first), data, raw)
 
     @property
     def absent(self) -> tuple[str, ...]:
@@ -93,25 +91,25 @@ class Ends:
         """
         if not self.is_lead:
             lead, here = self.lead_workers[self.cluster], self.worker
-            keys = {name: self._key(round_number, fragment, self._find_index(name), lead, here) for name in self.others}
+            keys = {name: self._key(round_number, fragment, name, lead, here) for name in self.others}
             return {cluster: np.asarray(self._receive(key)) for cluster, key in keys.items()}
-        place = self._find_index(self.cluster)
-        keys = {name: self._key(round_number, fragment, place, w, self.worker) for name, w in self.others.items()}
+        own = self.cluster
+        keys = {name: self._key(round_number, fragment, own, w, self.worker) for name, w in self.others.items()}
         received = {}
         for cluster, find in receive_each({cluster: partial(self._receive, key) for cluster, key in keys.items()}):
             received[cluster] = np.asarray(find())
             for mate in self.mates:
-                key = self._key(round_number, fragment, self._find_index(cluster), self.worker, mate)
+                key = self._key(round_number, fragment, cluster, self.worker, mate)
                 self._send(key, received[cluster], received[cluster].nbytes)
         return received
 
     def send_start(self, worker: str, data: Bytes) -> None:
         """Send another worker the initial weights, before the first round."""
-        self._send(self._key(0, 0, 0, self.worker, worker), data, data.nbytes)
+        self._send(self._key(0, 0, "", self.worker, worker), data, data.nbytes)
 
     def receive_start(self, worker: str) -> Bytes:
         """Receive the initial weights from another worker."""
-        return np.asarray(self._receive(self._key(0, 0, 0, worker, self.worker)))
+        return np.asarray(self._receive(self._key(0, 0, "", worker, self.worker)))
 
     @property
     def server(self) -> str:
@@ -121,34 +119,33 @@ class Ends:
     def push(self, round_number: int, data: Bytes, raw: int) -> None:
         """Send this cluster's difference to the server."""
         if self.is_lead:
-            self._send(self._key(round_number, 0, self._find_index(self.cluster), self.worker, self.server), data, raw)
+            self._send(self._key(round_number, 0, self.cluster, self.worker, self.server), data, raw)
 
     def pull(self, round_number: int) -> Bytes:
         """Receive the server's answer; the cluster's first worker passes it on to the others."""
-        place, first = len(self.lead_workers), self.lead_workers[self.cluster]
-        source = self.server if self.is_lead else first
-        data = np.asarray(self._receive(self._key(round_number, 0, place, source, self.worker)))
+        source = self.server if self.is_lead else self.lead_workers[self.cluster]
+        data = np.asarray(self._receive(self._key(round_number, 0, "", source, self.worker)))
         self.forward_answer(round_number, data)
         return data
 
     def forward_answer(self, round_number: int, data: Bytes) -> None:
         """Send the server's answer to the others of this cluster."""
         for mate in self.mates if self.is_lead else ():
-            self._send(self._key(round_number, 0, len(self.lead_workers), self.worker, mate), data, data.nbytes)
+            self._send(self._key(round_number, 0, "", self.worker, mate), data, data.nbytes)
 
     def receive_push(self, round_number: int, cluster: str, deadline: float) -> Bytes:
         """Receive a cluster's difference, on the server."""
-        key = self._key(round_number, 0, self._find_index(cluster), self.lead_workers[cluster], self.worker)
+        key = self._key(round_number, 0, cluster, self.lead_workers[cluster], self.worker)
         return np.asarray(self.links[key.source].receive(key, deadline))
 
     def answer(self, round_number: int, cluster: str, data: Bytes, raw: int) -> None:
         """Send a cluster the server's answer to its push."""
-        self._send(
-            self._key(round_number, 0, len(self.lead_workers), self.worker, self.lead_workers[cluster]), data, raw
-        )
+        self._send(self._key(round_number, 0, "", self.worker, self.lead_workers[cluster]), data, raw)
 
-    def _find_index(self, cluster: str) -> int:
-        return list(self.lead_workers).index(cluster)
+    @property
+    def _numbered_clusters(self) -> Sequence[str]:
+        """The clusters in the order of their numbers in keys."""
+        return tuple(self.lead_workers)
 
     def _send(self, key: Key, data: Bytes, raw: int) -> None:
         self.links[key.destination].send(key, np.ascontiguousarray(data), raw_bytes=raw)
@@ -157,7 +154,9 @@ class Ends:
         """Receive a tensor within these seconds, or the patience."""
         return self.links[key.source].receive(key, self.patience if seconds is None else seconds)
 
-    def _key(self, round_number: int, fragment: int, place: int, source: str, destination: str) -> Key:
+    def _key(self, round_number: int, fragment: int, cluster: str, source: str, destination: str) -> Key:
+        """The key of a message about a cluster; "" if it is about none, such as the server's answer."""
+        place = (*self._numbered_clusters, "").index(cluster)
         return Key("round", self.program, round_number, place, -1, fragment, source, destination)
 
     def count_sent(self) -> Mapping[str, LinkTotals]:

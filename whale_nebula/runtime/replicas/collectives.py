@@ -184,7 +184,7 @@ class Collectives:
     def _explain_error(self, error: tf.errors.OpError, doing: str) -> NebulaError | None:
         """The error to raise instead; None if `error` is not one of a collective."""
         text = error.message
-        if not self._failures and "Collective" not in text and "Collective ops is aborted by" not in text:
+        if not self._failures and "Collective" not in text:
             return None
         known = self._failures[0] if self._failures else self._wait_for_lost()
         if known is not None:
@@ -195,14 +195,35 @@ class Collectives:
         return LinkClosedError(f"{doing} failed: the worker {who} is gone", why=match[1] if match else text)
 
 
+class CollectiveKeys:
+    """Numbers for the names of collectives: the same in every process, and one name for each."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._lock = threading.Lock()
+
+    def find_number(self, name: str) -> int:
+        """The number of a name."""
+        key = tf_collectives.hash_key(name)
+        with self._lock:
+            if self._names.setdefault(key, name) != name:
+                raise StateError(
+                    f"the collectives {name!r} and {self._names[key]!r} have the same key",
+                    mend="give one of them a different name",
+                )
+        return key
+
+
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Some workers of a cluster, which sum tensors among themselves."""
+    """Some workers of a cluster, which sum tensors among themselves. Repeated calls have the same key, because one ends
+    before the next begins.
+    """
 
     collectives: Collectives
     members: tuple[int, ...]
     name: str
-    _calls_by_key: dict[int, str] = field(default_factory=dict, repr=False)
+    _keys: CollectiveKeys = field(default_factory=CollectiveKeys, repr=False)
     _graphs: weakref.WeakKeyDictionary[Any, _GraphSums] = field(default_factory=weakref.WeakKeyDictionary, repr=False)
 
     def sum(self, tensors: Sequence[tf.Tensor], name: str = "", axes: Sequence[int | None] = ()) -> list[tf.Tensor]:
@@ -225,10 +246,9 @@ class Group:
         """All-to-all of an array of int32 on CPUs: row n is sent to member n, and row n of the result is received from
         it.
         """
+        order = self._sorted_members
         with self.collectives.explain_failures(f"an exchange of group {self.name!r}"):
-            return self._exchange_function(tf.constant(rows[self._sorted_members])).numpy()[
-                np.argsort(self._sorted_members)
-            ]
+            return self._exchange_function(tf.constant(rows[order])).numpy()[np.argsort(order)]
 
     def gather(self, row: Any) -> Any:
         """The arrays of int32 of all members on CPUs, of the same size, as rows in the order of the members."""
@@ -242,24 +262,21 @@ class Group:
 
     @functools.cached_property
     def _exchange_function(self) -> Any:
-        return silence_retracing_warning(
-            tf.function(functools.partial(self._move, tf_collectives.exchange), autograph=False)
-        )
+        return _make_function(functools.partial(self._move, tf_collectives.exchange))
 
     @functools.cached_property
     def _gather_function(self) -> Any:
-        return silence_retracing_warning(
-            tf.function(functools.partial(self._move, tf_collectives.gather), autograph=False)
-        )
+        return _make_function(functools.partial(self._move, tf_collectives.gather))
 
     def _move(self, do: Callable[..., tf.Tensor], tensor: tf.Tensor) -> tf.Tensor:
         with tf.device(tf_collectives.CPU):
             group = tf_collectives.hash_key(f"{self.name}/{self.members}")
-            return do(tensor, len(self.members), group, self._make_key(f"{do.__name__} {tensor.shape.as_list()}"))
+            key = self._keys.find_number(f"{do.__name__} {tensor.shape.as_list()}")
+            return do(tensor, len(self.members), group, key)
 
     @functools.cached_property
     def _sum_function(self) -> Any:
-        return silence_retracing_warning(tf.function(self._sum_tensors, autograph=False))
+        return _make_function(self._sum_tensors)
 
     def _sum_tensors(self, tensors: Sequence[tf.Tensor], name: str, axes: Sequence[int | None]) -> list[tf.Tensor]:
         """Add the ops of a sum to the graph that is being traced."""
@@ -272,7 +289,8 @@ class Group:
         sizes = [count(tensor) * tensor.dtype.size for tensor in tensors]
         sums: list[Any] = [None] * len(tensors)
         for bucket in group_into_buckets([dtype for dtype, _ in forms], sizes, BUCKET_BYTES):
-            run = functools.partial(self._run_collective, key=self._make_key(f"{call}/{bucket[0]}"), graph=graph)
+            key = self._keys.find_number(f"{call}/{bucket[0]}")
+            run = functools.partial(self._run_collective, key=key, graph=graph)
             if axes[bucket[0]] is None:
                 found = apply_packed(tensors, bucket, functools.partial(run, tf_collectives.reduce, op="Add"))
             else:
@@ -296,7 +314,7 @@ class Group:
             flat += [tf.reshape(pieces[member], [-1]) for pieces in cut]
             flat += [tf.zeros([max(sizes) - size], cut[0][0].dtype)] * (size < max(sizes))
         found = exchange(tf.reshape(tf.concat(flat, 0), [members, max(sizes)]))
-        index = sorted(self.members, key=str).index(self.collectives.index)  # TensorFlow sorts tasks as text
+        index = self._sorted_members.index(self.members.index(self.collectives.index))
         forms = [pieces[index].shape for pieces in cut]
         total = tf.add_n(tf.unstack(found))[: sizes[index]]
         own = tf.split(total, [form.num_elements() for form in forms])
@@ -316,18 +334,6 @@ class Group:
             graph.last = weakref.ref(found)
         return found
 
-    def _make_key(self, call: str) -> int:
-        """The key of a call among all calls of this group, the same in every member, independent of earlier traces.
-
-        Repeated calls have the same key, because one ends before the next begins.
-        """
-        key = tf_collectives.hash_key(call)
-        if self._calls_by_key.setdefault(key, call) != call:
-            raise StateError(
-                f"two sums of group {self.name!r} have the same key", mend="give one of them a different name"
-            )
-        return key
-
 
 @dataclass
 class _GraphSums:
@@ -345,6 +351,11 @@ class _GraphSums:
         """The number of previous identical calls in this graph."""
         self.seen[call] += 1
         return self.seen[call] - 1
+
+
+def _make_function(compute: Callable[..., Any]) -> Any:
+    """A function of collectives, whose traces are as many as the shapes."""
+    return silence_retracing_warning(tf.function(compute, autograph=False))
 
 
 def _check_tensors(tensors: Sequence[tf.Tensor]) -> None:

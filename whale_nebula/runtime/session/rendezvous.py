@@ -6,9 +6,9 @@ import hashlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -21,31 +21,18 @@ from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.launch.attach import Attachment
 from whale_nebula.launch.placement import free_port
 from whale_nebula.launch.worker_exit import WorkerExit, exit_agreement
-from whale_nebula.runtime.exchange.admission import Admission
 from whale_nebula.runtime.replicas.collectives import Collectives, can_open, find_listening_port, open_collectives
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.runtime.session.task import find_local_address, tasks_of
 from whale_nebula.runtime.variables.remote import Ledger
-from whale_nebula.transport import Link
 
 
-class JoinedLinks(NamedTuple):
-    """Links by the worker at their other end, and a function that closes all of them, if they are not closed one by
-    one. `await_return` accepts connections from lost workers again, and `is_absent` returns whether the others have
-    reported that the run goes on without this worker.
-    """
-
-    links: dict[str, Link]
-    close: Callable[[], None] | None = None
-    await_return: Callable[[Collection[str]], None] | None = None
-    is_absent: Callable[[], bool] = lambda: False
-
-
-def join_links(attachment: Attachment, expected: Admission, config: Config) -> JoinedLinks:
-    """Open every link; tensors received on one must be `expected`."""
+def open_session(attachment: Attachment, config: Config) -> Session:
+    """The session of this process, with every link open."""
+    session = Session(attachment.worker, {}, config.patience, private=config.private, epoch=attachment.epoch)
     joining = {worker: each for worker, each in attachment.absent.items() if worker not in attachment.launched}
     if not attachment.peers and not joining:
-        return JoinedLinks({})
+        return session
     from whale_nebula.security import Credentials
     from whale_nebula.transport.deadlines import Deadlines
     from whale_nebula.transport.grpc.links import GrpcLinks, Place
@@ -68,12 +55,14 @@ def join_links(attachment: Attachment, expected: Admission, config: Config) -> J
     )
     joined = GrpcLinks(
         place,
-        expect=expected,
+        expect=session.expected,
         deadlines=Deadlines(patience=config.patience, gateway_grace=config.gateway_grace),
         versions={"whale_nebula": __version__},
         arrive=lambda error: exit_agreement.note_available_workers(error.counts),
     )
-    return JoinedLinks(dict(joined.links), joined.close, joined.await_return, joined.is_absent)
+    session.links, session.leave = dict(joined.links), joined.close
+    session.await_return, session.is_absent = joined.await_return, joined.is_absent
+    return session
 
 
 _log = logging.getLogger("whale_nebula.runtime.session.rendezvous")
@@ -106,11 +95,7 @@ def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledg
     """Open the session of this process; all specify the same seed, or none. Also returns the host digests of workers:
     workers with this one's host and folder have the same digest.
     """
-    expected = Admission()
-    joined = join_links(attachment, expected, config)
-    here, private, epoch = attachment.worker, config.private, attachment.epoch
-    session = Session(here, joined.links, config.patience, expected, joined.close, private=private, epoch=epoch)
-    session.await_return, session.is_absent = joined.await_return, joined.is_absent
+    session = open_session(attachment, config)
     sheet = _build_sheet(attachment, seed, config)
     try:
         greetings = session.hello(sheet)
@@ -120,7 +105,7 @@ def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledg
         _agree_on_config(attachment.worker, sheet, greetings)
     except OtherWorkersError as error:
         exit_agreement.conclude_step(
-            {here: " ".join(["", *(f"{worker}={count}" for worker, count in error.counts.items())])}
+            {session.worker: " ".join(["", *(f"{worker}={count}" for worker, count in error.counts.items())])}
         )
         raise WorkerExit(error.what) from None
     except DeadlineError as error:

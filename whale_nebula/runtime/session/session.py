@@ -49,7 +49,6 @@ from whale_nebula.faults import failpoint
 from whale_nebula.feed.checks import is_same
 from whale_nebula.ir.canonical import digest_lines, find_first_difference
 from whale_nebula.ir.cut import Cut
-from whale_nebula.passes.effects import list_written_variables
 from whale_nebula.runtime.exchange.admission import Admission
 from whale_nebula.runtime.session.absences import Absences
 from whale_nebula.site import script_site
@@ -304,14 +303,11 @@ class Session:
 
     def meet(self, doing: str) -> None:
         """Wait until every process has reached the same point."""
-        try:
+        with self.share_failures():
             failpoint("meet.before")
             self._send("MEET", doing, {})
             self._receive_all("MEET", doing)
             failpoint("meet.after")
-        except BaseException as failure:
-            self.fail(failure)
-            raise
 
     def exchange(self, doing: str, sheet: Sheet, mates: Collection[str]) -> Mapping[str, Sheet]:
         """Exchange a message with some peers, such as the workers of one cluster."""
@@ -434,6 +430,17 @@ class Session:
         for link in list((self.whole or self).links.values()):
             link.fail(parts, last=last)
 
+    @contextlib.contextmanager
+    def share_failures(self) -> Iterator[None]:
+        """Context of an action that the other processes wait for, such as writing a file: its failure is sent to
+        them.
+        """
+        try:
+            yield
+        except BaseException as failure:
+            self.fail(failure)
+            raise
+
     def close(self) -> None:
         """Close the session in order: all links together if their transport supports it, otherwise one by one."""
         if self.leave is not None:
@@ -487,9 +494,11 @@ def checksum_variables(
     return found
 
 
-def list_settings(cut: Cut) -> tuple[str, ...]:
-    """The variables of one number that all workers hold and that the step only reads, such as a learning rate."""
-    workers, written = {each.name for each in cut.workers}, list_written_variables(cut.program)
+def list_settings(cut: Cut, written: Collection[str]) -> tuple[str, ...]:
+    """The variables of one number that all workers hold and that the step only reads, such as a learning rate;
+    `written` are those that it writes.
+    """
+    workers = {each.name for each in cut.workers}
     read = (each.path for each in cut.program.variables if each.path not in written and each.spec.shape == ())
     return tuple(sorted(path for path in read if workers <= {*cut.variable_workers.get(path, ())}))
 

@@ -134,7 +134,7 @@ def _words(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> tuple[int,
 def _list_sockets(port: int) -> Iterator[socket.socket]:
     """The sockets of this process that listen on a port, and those connected to it."""
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the folder's own descriptor is closed by now
+        with contextlib.suppress(OSError):  # closed meanwhile, as the folder's own descriptor is by now
             if stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode):
                 with socket.socket(fileno=os.dup(int(name))) as found:
                     if _is_tcp(found) and found.getsockname()[1] == port:

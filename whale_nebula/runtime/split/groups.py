@@ -34,32 +34,25 @@ class Group(Protocol):
     @property
     def here(self) -> Sequence[int]:
         """The numbers of the devices of this process."""
-        ...
 
     @property
     def holds_pieces(self) -> bool:
         """Whether this process holds pieces of a sharded variable rather than the whole."""
-        ...
 
     def sum(self, tensors: Tensors) -> Tensors:
         """The sum over all devices."""
-        ...
 
     def maximum(self, tensors: Tensors) -> Tensors:
         """The maximum over all devices, entry by entry."""
-        ...
 
     def gather(self, tensors: Tensors, axis: int, sizes: Sizes) -> Tensors:
         """All-gather along an axis."""
-        ...
 
     def scatter(self, tensors: Tensors, axis: int, sizes: Sizes) -> Tensors:
         """Reduce-scatter along an axis."""
-        ...
 
     def exchange(self, tensors: Tensors, axis: int, sizes: Sizes, other: int, others: Sizes) -> Tensors:
         """All-to-all: pieces along `axis`, of `sizes`, become pieces along the `other` axis, of the `others`."""
-        ...
 
 
 class LocalGroup:

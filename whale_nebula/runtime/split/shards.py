@@ -4,7 +4,6 @@ runs one, and TensorFlow's collectives connect them.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -14,12 +13,12 @@ from typing import Any, cast
 import tensorflow as tf
 
 from whale_nebula.capture.step import Captured
-from whale_nebula.errors import NotYetError, StateError
+from whale_nebula.errors import NotYetError
 from whale_nebula.ir.cut import Cut, Fragment
 from whale_nebula.ir.layout import SPLIT, Layout, find_local_spec
 from whale_nebula.ir.program import Variable
 from whale_nebula.runtime.exchange.link_exchange import LinkExchange
-from whale_nebula.runtime.replicas.collectives import DTYPES, Collectives
+from whale_nebula.runtime.replicas.collectives import DTYPES, CollectiveKeys, Collectives
 from whale_nebula.runtime.split.groups import (
     Sizes,
     Tensors,
@@ -32,7 +31,6 @@ from whale_nebula.runtime.split.groups import (
 from whale_nebula.runtime.variables.remote import Ledger
 from whale_nebula.spec import Value
 from whale_nebula.tf import collectives as tf_collectives
-from whale_nebula.tf.collectives import hash_key
 from whale_nebula.tf.private import silence_retracing_warning
 
 _CAST_DTYPES = {
@@ -53,23 +51,8 @@ def _find_cast_dtype(dtype: Any) -> Any:
     return tf.as_dtype(_CAST_DTYPES.get(dtype.name, dtype))
 
 
-class Keys:
-    """Numbers for the names of collectives: the same in every process, and unique within one."""
-
-    def __init__(self) -> None:
-        self._names: dict[int, str] = {}
-        self._lock = threading.Lock()
-
-    def find_number(self, name: str) -> int:
-        """The number of a name."""
-        key = hash_key(name)
-        with self._lock:
-            if self._names.setdefault(key, name) != name:
-                raise StateError(f"the collectives {name!r} and {self._names[key]!r} have the same key")
-        return key
-
-
-_KEYS = Keys()
+_KEYS = CollectiveKeys()
+"""The keys of this process."""
 
 
 class CollectiveGroup:

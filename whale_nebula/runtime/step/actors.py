@@ -158,7 +158,6 @@ class ActorStep(Runner):
         return {name: report + LinkReport(seconds=held.get(name, 0.0)) for name, report in found.items()}
 
     def _record_measurements(self, step: RunningStep) -> None:
-        """Record the measurements of a step."""
         self.measured.add(step.clocks)
         self.measured.set_boundaries(self.channels.list_boundaries())
         self.rates.add(step.clocks.lines.spans)
@@ -196,21 +195,22 @@ class ActorStep(Runner):
         values: dict[Value, Any] = {}
         current_run().step_now.micro_batches = len(step.batch.rows)
         once, guard = step.clocks.whole_batch, step.guard
+
+        @contextlib.contextmanager
+        def run_once(part: str, kind: str, phase: int = 0) -> Iterator[None]:
+            """A part that runs once a step, outside micro-batches: time it, and explain its failure."""
+            with guard.explain_phase_failure(part, phase), once.time_computing(kind, phase=phase):
+                yield
+
         worker = WholeBatchRun(self.compiled, step.batch, values, step.peers, clock=once, lazy=self.lazy)
         with once.time_computing("whole batch"):
             step.batch = worker.weigh_micro_batches()
         runs = {seat: self._make_stage_run(step, seat, values) for seat in step.clocks.stages}
         with guard.roll_back_on_failure():
-            with (
-                guard.explain_phase_failure("part that is computed from the whole batch", 0),
-                once.time_computing("whole batch"),
-            ):
+            with run_once("part that is computed from the whole batch", "whole batch"):
                 worker.run_whole_batch()
             for phase in self.compiled.cut.phases:
-                with (
-                    guard.explain_phase_failure("prologue", phase.index),
-                    once.time_computing("prologue", phase=phase.index),
-                ):
+                with run_once("prologue", "prologue", phase.index):
                     worker.run_prologue(phase)
                 self._run_micro_batches(step, phase, runs)
                 if step.announcements is not None:
@@ -218,21 +218,14 @@ class ActorStep(Runner):
                 out = self._is_skipped(step, phase.index)
                 failpoint("update.before")
                 if worker.has_assertions(phase):
-                    with (
-                        guard.explain_phase_failure(ASSERTION, phase.index),
-                        once.time_computing("update", phase=phase.index),
-                    ):
+                    with run_once(ASSERTION, "update", phase.index):
                         worker.check_assertions(phase, list(runs.values()))
                 if not out:
                     guard.begin()
                 failpoint("update.begun")
-                with (
-                    guard.explain_phase_failure("update", phase.index),
-                    once.time_computing("update", phase=phase.index),
-                ):
-                    self._run_to_end(
-                        guard.roll_back_if_skipped(partial(worker.run_update, phase, list(runs.values())), out)
-                    )
+                update = partial(worker.run_update, phase, list(runs.values()))
+                with run_once("update", "update", phase.index):
+                    self._run_to_end(guard.roll_back_if_skipped(update, out))
                 failpoint("update.after")
             results = worker.collect_results()
         if step.link_exchange.tally.skip_reason:

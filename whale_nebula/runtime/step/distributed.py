@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -18,7 +18,6 @@ from whale_nebula.feed.checks import compute_fingerprints, find_absent
 from whale_nebula.feed.inputs import Batch, StepInputs, count_micro_batch_rows, cut, take_inputs
 from whale_nebula.ir.cut import Cut
 from whale_nebula.launch.worker_exit import exit_agreement
-from whale_nebula.passes.effects import list_written_variables
 from whale_nebula.passes.readings import check_absent_inputs, find_rows_read
 from whale_nebula.passes.replicas import find_replica_sums
 from whale_nebula.report.records import LinkReport, RemoteMeasurements, StageReport, WorkerReport
@@ -135,7 +134,8 @@ class DistributedStep(ActorStep):
 
     `readers` are the workers that read each input that not all processes have: its checksum is sent only to them. With
     `has_fixed_shares`, shares do not change during the run: the input pipeline reads only the process's own rows.
-    `settings` are the paths of variables whose values are compared at each step.
+    `settings` are the paths of variables whose values are compared at each step, `all_written` those of the variables
+    that the step writes in any process.
     """
 
     takes_partial_inputs = True
@@ -147,6 +147,7 @@ class DistributedStep(ActorStep):
     leaves: bool = True
     shards: Shards | None = None
     settings: Sequence[str] = ()
+    all_written: Collection[str] = ()
     checked_absences: set[tuple[int, ...]] = field(default_factory=set)
     own_report: PeerReport | None = None
     speed_sampler: SpeedSampler = field(default_factory=SpeedSampler)
@@ -174,7 +175,6 @@ class DistributedStep(ActorStep):
         self.held_paths = frozenset(v for v in self.variables if here in cut.variable_workers.get(v, ()))
         self.held_bytes = count_bytes(self.variables[path] for path in self.held_paths)
         self.reads = find_rows_read(cut, here)
-        self.all_written = list_written_variables(cut.program)
         self.written_paths = [v for v in cut.forward_written if here in cut.variable_workers.get(v, ())]
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:

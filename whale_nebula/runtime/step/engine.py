@@ -25,6 +25,7 @@ from whale_nebula.ir.canonical import canonical_lines, describe_first_difference
 from whale_nebula.ir.cut import Cut, Worker
 from whale_nebula.ir.layout import Layout
 from whale_nebula.ir.program import Program, Stage
+from whale_nebula.passes.effects import list_written_variables
 from whale_nebula.passes.pipeline import Compilation, run_passes
 from whale_nebula.passes.readings import check_absent_inputs, find_readers
 from whale_nebula.passes.replicas import check_replica_sums, find_replica_sums, place_stages
@@ -332,7 +333,7 @@ def engine(
         None if program.local_sgd is None else make_cluster_copy(program.local_sgd, captured, run, name, models)
     )
     notes = notes if cluster_copy is None else (*notes, *cluster_copy.notes)
-    with contextlib.nullcontext() if run.alone else run.ledger.share_failures():
+    with run.share_failures():
         inputs = [leaf.name for leaf in program.leaves]
         check_forbidden(name, cut.input_crossings, run.config.forbid, inputs, trains=bool(program.requests))
         if not run.alone:  # inputs of this cluster and sums of replicas must be available before any process begins
@@ -484,7 +485,7 @@ def _make_distributed(
     leaves = [leaf.name for leaf in captured.program.leaves]
     secret = {*run.config.inputs, *forbidden_inputs(run.config.forbid, leaves)}
     ids, readers = frozenset(parse_ids(run.ids)), find_readers(cut, secret)
-    try:
+    with session.share_failures():
         clusters = {worker.name: worker.cluster for worker in cut.workers}
         refuse_unshared_ids(ids, readers, clusters)
         run.ledger.require_movable(captured.variables, cut.variable_workers, apart=cluster_copy is not None)
@@ -498,7 +499,8 @@ def _make_distributed(
         }
         later = elsewhere | {id(captured.variables[path]) for path in new_shards.stages}
         captured.initialize_variables(lambda variable: id(variable) not in later)
-        settings = list_settings(cut)
+        written = list_written_variables(cut.program)
+        settings = list_settings(cut, written)
         values = read_settings(run.ledger.list_common(settings, captured.variables), captured.variables)
         lines = [*canonical_lines(captured.program), *(f"value {path} {value}" for path, value in values.items())]
         versions = session.agree(name, digest_lines(lines), lines, describe_first_difference, states.versions(ends))
@@ -511,9 +513,6 @@ def _make_distributed(
             new_shards.layouts,
         )
         shards = _make_shards(cut, captured, run, session.worker, new_shards)
-    except BaseException as failure:
-        session.fail(failure)
-        raise
     sums = (
         make_replica_sums(cut, session.worker, run.ledger.collectives, run.programs)
         if find_replica_sums(cut.program)
@@ -526,7 +525,7 @@ def _make_distributed(
     step = DistributedStep(
         compiled, variables, run.links, run.programs, states, _find_seed(run), lazy, session=session, name=name,
         ids=ids, readers=readers, collectives=run.ledger.collectives, leaves=cluster_copy is None, shards=shards,
-        settings=settings,
+        settings=settings, all_written=written,
     )  # fmt: skip
     _close_at_shutdown(run, step)
     return step
@@ -567,7 +566,7 @@ def _close_at_shutdown(run: Run, step: DistributedStep | EmulatedStep) -> None:
         if (alive := held()) is not None:
             alive.close()
 
-    run.closers.append(close)
+    run.close_at_end(close)
 
 
 def make_plain_function(

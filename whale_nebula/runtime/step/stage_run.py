@@ -27,11 +27,9 @@ class BoundaryExchange(Protocol):
 
     def put(self, value: Value, micro_batch: int, tensor: Any, rows: Any = None) -> None:
         """Send a value to the stages that read it; `rows` is a mask of the rows that they need."""
-        ...
 
     def get(self, value: Value, micro_batch: int, stage: int) -> Any:
         """Receive a value from another stage; waits for it."""
-        ...
 
 
 @dataclass
@@ -147,7 +145,6 @@ class StageRun:
         return first
 
     def _add_gradients(self, piece: BoundFunction, results: dict[Value, Any]) -> None:
-        """Add gradients of variables to their sums."""
         done = {each.key for each in self.summed_messages}
         for request, part in piece.parts:
             if self.compiled.cut.program.requests[request].key_of(part) not in done:

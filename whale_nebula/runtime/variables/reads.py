@@ -127,7 +127,7 @@ def _read_whole(ledger: Ledger, model: Any, plain: Plain, *args: Any, slots: boo
 def _write_whole(ledger: Ledger, writes_here: bool, plain: Plain, *args: Any, **kwargs: Any) -> None:
     """Gather the model and let one process of this host write the file, which is complete on return."""
     with ledger.gather():
-        with ledger.share_failures():
+        with ledger.session.share_failures():
             if writes_here:
                 plain(*args, **kwargs)
         ledger.session.meet(f"the end of {plain.__name__}")
@@ -170,7 +170,7 @@ def _save_backup(callback: Any, plain: Plain, *args: Any, **kwargs: Any) -> None
         return
     run = current_run()
     if run.writes_files:
-        with run.ledger.share_failures():
+        with run.share_failures():
             plain()
     else:
         callback.model.save_weights(keras_training.find_backup_path(callback), overwrite=True)
@@ -187,7 +187,7 @@ def _begin_backup(callback: Any, plain: Plain, logs: Any = None) -> None:
     run = current_run()
     session = run.ledger.session
     if run.writes_files:
-        with run.ledger.share_failures():
+        with run.share_failures():
             _restore_backup(callback, plain, logs)
     session.meet("the restore of a backup")
     if not run.writes_files:
@@ -222,6 +222,6 @@ def _end_backup(callback: Any, plain: Plain, logs: Any = None) -> None:
     session = run.ledger.session
     session.meet("the end of a fit with a backup")
     if run.writes_files:
-        with run.ledger.share_failures():
+        with run.share_failures():
             plain(logs)
     session.meet("the removal of a backup")

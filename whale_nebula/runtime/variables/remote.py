@@ -38,11 +38,9 @@ class VariablePiece(Protocol):
 
     def store(self, whole: Any) -> None:
         """Keep this process's piece of a whole value."""
-        ...
 
     def join(self, size: int) -> Any:
         """All-gather the whole value; `size` is that of the sharded axis."""
-        ...
 
 
 @dataclass
@@ -305,15 +303,6 @@ class Ledger:
         return Key("control", _CONTROL, number, 0, -1, slot, entry.holders[0], destination)
 
     @contextlib.contextmanager
-    def share_failures(self) -> Iterator[None]:
-        """Context around an action that others wait for, such as writing a file: its failure is sent to them."""
-        try:
-            yield
-        except BaseException as failure:
-            self.session.fail(failure)
-            raise
-
-    @contextlib.contextmanager
     def gather(self, only: Collection[int] | None = None) -> Iterator[None]:
         """Context in which each process holds all variables (or those with these ids); all enter it at the same point.
         Variables that an enclosing `gather` has fetched are not fetched again.
@@ -507,7 +496,7 @@ def save_own(
     with ledger.join_pieces(ledger.variables.values()):
         if writes_here:
             variables = [entry.variable for entry in ledger.variables.values()]
-            with ledger.share_failures(), blank(variables):
+            with ledger.session.share_failures(), blank(variables):
                 plain(path, *args, **kwargs)
                 fill_in(path, variables, cluster)
     ledger.session.meet(f"the end of save_weights({os.fspath(filepath)!r})")

@@ -138,19 +138,15 @@ class Front(Protocol):
 
     def open(self, most: int) -> tuple[str, int]:
         """Bind the port; returns the address for gRPC, and the port. The number of open connections is limited."""
-        ...
 
     def start(self) -> None:
         """Accept connections from now on."""
-        ...
 
     def find_peer(self, name: str) -> str:
         """The remote address of a connection, by gRPC's name of it."""
-        ...
 
     def stop(self) -> None:
         """Refuse new connections, and end existing ones once everything is sent."""
-        ...
 
 
 _FILES_BEHIND = 3  # of a connection that is forwarded by a front
