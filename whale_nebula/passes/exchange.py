@@ -299,14 +299,14 @@ class Dependences:
         held = ((op, number, each) for op, (number, holder) in program.holders.items() for each in holder.values)
         return {**found, **{op: (number, each) for op, number, each in held if each.op == op}}
 
-    def _list_flows(self, request: int, value: Value) -> Iterator[Value]:
-        """The values that a gradient's placeholder is filled with."""
-        made_by = self.program.requests[request]
-        yield from (flow.gradient for flow in made_by.flows if flow.boundary == value)
-        for holder in made_by.holders:
+    def _list_flows(self, number: int, value: Value) -> Iterator[Value]:
+        """The values that fill the placeholder of the gradient of `value`, or the holder `value`, in a request."""
+        request = self.program.requests[number]
+        yield from (flow.gradient for flow in request.flows if flow.boundary == value)
+        for holder in request.holders:
             for place, own in enumerate(holder.values):
                 if own == value:
-                    parts = (part for part in made_by.parts if part.source == holder.source)
+                    parts = (part for part in request.parts if part.source == holder.source)
                     yield from (_select_piece(part, place) for part in parts)
 
 

@@ -53,8 +53,8 @@ def choose_delay(every: int) -> int:
 
 
 def choose_fragments(total: int, every: int) -> int:
-    """The default number of fragments of `total` numbers: up to eight, one for each step, and none below 65,536
-    numbers.
+    """The default number of fragments of `total` numbers: at most eight, at most one for each step of the interval, and
+    each of at least 65,536 numbers if there are several.
 
     >>> choose_fragments(20_000_000, 100), choose_fragments(20_000_000, 5), choose_fragments(1000, 100)
     (8, 5, 1)

@@ -1,7 +1,7 @@
 """The batch-axis analysis: which values of a step can be computed by micro-batch, and how they are merged.
 
-An abstract interpretation of the traced graph: each value gets a state (`registry.Fold`), each op type has a rule that
-computes the states of its outputs from those of its inputs. Ops without a rule couple the rows: nothing is guessed.
+An abstract interpretation of the traced graph: each value gets a fold (`registry.Fold`), each op type has a rule that
+computes the folds of its outputs from those of its inputs. Ops without a rule couple the rows: nothing is guessed.
 
 >>> from whale_nebula.spec import Value
 >>> from whale_nebula.ir.text import from_text

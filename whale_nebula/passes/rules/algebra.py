@@ -1,4 +1,4 @@
-"""Rules for sums, means and counts under +, × and ÷, and for concatenation along the batch axis."""
+"""The folds of sums, products and quotients of values without rows, of branches that join, and of moved entries."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _INVERTED = {WHOLE: WHOLE, COUNT: INVERSE, INVERSE: COUNT}
 
 
 def add_folds(node: Node, folds: Sequence[Fold]) -> Fold:
-    """The state of a sum: only two sums, or means with means and wholes, keep their state."""
+    """The fold of a sum: only two sums, or means with means and wholes, keep their fold."""
     kinds = {fold.kind for fold in folds if not fold.is_zero}
     if not kinds:
         return whole()
@@ -57,7 +57,7 @@ def add_folds(node: Node, folds: Sequence[Fold]) -> Fold:
 
 
 def multiply_folds(node: Node, folds: Sequence[Fold]) -> Fold:
-    """The state of a product, which is linear in each factor: that of the one factor that is not whole."""
+    """The fold of a product, which is linear in each factor: that of the one factor that is not whole."""
     return reduce(lambda left, right: _multiply_two(node, left, right), folds)
 
 
@@ -75,7 +75,7 @@ def _multiply_two(node: Node, left: Fold, right: Fold) -> Fold:
 
 
 def divide_folds(node: Node, folds: Sequence[Fold]) -> Fold:
-    """The state of a quotient, a product with the divisor's inverse."""
+    """The fold of a quotient, a product with the divisor's inverse."""
     above, below = folds
     kind = _INVERTED.get(below.kind)
     return (
@@ -96,21 +96,21 @@ def fold_extremum(node: Node, folds: Sequence[Fold]) -> Fold:
 
 
 def pack_entries(node: Node, parts: tuple[Fold, ...]) -> Fold:
-    """The state of a vector of numbers."""
+    """The fold of a vector of numbers."""
     if {part.kind for part in parts} <= {WHOLE, COUNT}:
         return vector(parts)
     return add_folds(node, parts)._replace(parts=parts)
 
 
 def move_by_wholes(node: Node, folds: Sequence[Fold]) -> Fold:
-    """Entries of the first operand are moved, omitted or repeated by whole indices: its state is kept."""
+    """Entries of the first operand are moved, omitted or repeated by whole indices: its fold is kept."""
     if all(fold.kind == WHOLE for fold in folds[1:]) and folds[0].kind != SHAPE:
         return folds[0].without_numbers
     return node.nonlinear(folds)
 
 
 def join_folds(node: Node, left: Fold, right: Fold) -> Fold:
-    """The state of a value that may come from either side: a branch, or an iteration of a loop."""
+    """The fold of a value that may come from either side: a branch, or an iteration of a loop."""
     return _join(node, left, right)._replace(inputs=left.inputs and right.inputs)
 
 
@@ -144,7 +144,7 @@ _MAX_ENTRIES = 64
 
 
 def list_entries(node: Node, place: int) -> tuple[Fold, ...] | None:
-    """The states of the entries of an input in row-major order; None if they cannot be distinguished."""
+    """The folds of the entries of an input in row-major order; None if they cannot be distinguished."""
     fold, shape = node.folds[place], node.spec(place).shape
     if fold.kind == ROWS or shape is None or None in shape:
         return None
@@ -159,7 +159,7 @@ def list_entries(node: Node, place: int) -> tuple[Fold, ...] | None:
 
 
 def move_entries(node: Node, data: Sequence[int]) -> Result | None:
-    """The states of results that move the entries of the inputs `data`; None if they cannot be followed."""
+    """The folds of results that move the entries of the inputs `data`; None if they cannot be followed."""
     known: list[Fold] = []
     inputs: list[tuple[Sequence[int], list[int]]] = []
     for place in range(len(node.folds)):

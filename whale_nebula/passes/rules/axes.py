@@ -73,7 +73,7 @@ def add_axis(labels: Sequence[str], place: int) -> list[str]:
 def fold_axes(
     node: Node, describe: Describe, rest: Rest, over: Callable[[Node, Fold, Axes], Fold] | None = None
 ) -> Result:
-    """The states of an op's outputs: the batch stays an axis, is folded away (`over`), or couples the rows."""
+    """The folds of an op's outputs: the batch stays an axis, is folded away (`over`), or couples the rows."""
     found = find_axes(describe, node)
     inputs: Sequence[Labels | None] = () if isinstance(found, str) else found.inputs
     shapes = {place for place, labels in enumerate(inputs) if labels is None}
@@ -110,7 +110,7 @@ def fold_axes(
 
 
 def select_first(result: Result) -> Fold:
-    """The state of an op's one output."""
+    """The fold of an op's one output."""
     return result if isinstance(result, Fold) else result[0]
 
 
@@ -148,7 +148,7 @@ def _explain_two_axes(node: Node, found: Axes, operands: Sequence[tuple[int, Lab
 
 
 def match_rows(left: Fold, right: Fold) -> Fold:
-    """The state of two tensors with rows, combined entry by entry: each row must match itself."""
+    """The fold of two tensors with rows, combined entry by entry: each row must match itself."""
     if left.axis != right.axis:
         raise Undecided(TWO_AXES)
     if left.order != right.order or left.ragged != right.ragged:

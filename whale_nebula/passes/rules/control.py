@@ -1,4 +1,4 @@
-"""Rules for branches, loops and calls, whose bodies are interpreted with the states of their arguments."""
+"""Rules for branches, loops and calls, whose bodies are interpreted with the folds of their arguments."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _MAX_ITERATIONS = 8
 
 @rule("PartitionedCall", "StatefulPartitionedCall", raw=True, positions=True)
 def call(node: Node) -> Result:
-    """The states of a function call's results, from its body with the states of the arguments."""
-    return _run(node, node.op.functions[0], _forget_sources(node.folds), len(node.op.outputs))
+    """The folds of a function call's results, from its body with the folds of the arguments."""
+    return _run(node, node.op.functions[0], _clear_inputs(node.folds), len(node.op.outputs))
 
 
 @rule("If", "StatelessIf", "Case", "StatelessCase", raw=True, positions=True)
 def branch(node: Node) -> Result:
-    """The states of a conditional's results; every micro-batch must take the same branch."""
-    test, arguments = node.folds[0], _forget_sources(node.folds[1:])
+    """The folds of a conditional's results; every micro-batch must take the same branch."""
+    test, arguments = node.folds[0], _clear_inputs(node.folds[1:])
     if test.kind != WHOLE:
         return (
             test.without_numbers
@@ -47,47 +47,47 @@ def branch(node: Node) -> Result:
 
 @rule("While", "StatelessWhile", raw=True, positions=True)
 def loop(node: Node) -> Result:
-    """The states of a loop's results, iterated to a fixed point; every micro-batch must iterate equally often."""
+    """The folds of a loop's results, iterated to a fixed point; every micro-batch must iterate equally often."""
     test, body = node.op.functions
-    state = _forget_sources(node.folds)
+    folds = _clear_inputs(node.folds)
     for _ in range(_MAX_ITERATIONS):
-        turned = _run(node, body, state, len(state))
-        found = tuple(join_folds(node, one, two) for one, two in zip(state, turned, strict=True))
-        if found == state:
+        turned = _run(node, body, folds, len(folds))
+        found = tuple(join_folds(node, one, two) for one, two in zip(folds, turned, strict=True))
+        if found == folds:
             break
-        state = found
+        folds = found
     else:
-        return _couple_results(node, state, "a loop whose values depend on the batch differently in each iteration")
-    end = _run(node, test, state, 1)[0]
+        return _couple_results(node, folds, "a loop whose values depend on the batch differently in each iteration")
+    end = _run(node, test, folds, 1)[0]
     if end.kind == WHOLE:
-        return state
-    return _couple_results(node, state, _explain_iterations(end, state))
+        return folds
+    return _couple_results(node, folds, _explain_iterations(end, folds))
 
 
-def _explain_iterations(end: Fold, state: tuple[Fold, ...]) -> str:
+def _explain_iterations(end: Fold, folds: tuple[Fold, ...]) -> str:
     """Why micro-batches may differ in their number of iterations."""
-    if end.kind == AFTER and any(fold.kind == COUNT for fold in state):
+    if end.kind == AFTER and any(fold.kind == COUNT for fold in folds):
         return BY_ROW
     why = end.reason if end.kind in (AFTER, COUPLED) else f"its condition depends on {end.description}"
     return f"micro-batches may run different numbers of loop iterations: {why}"
 
 
-def _couple_results(node: Node, state: tuple[Fold, ...], reason: str) -> tuple[Fold, ...]:
+def _couple_results(node: Node, folds: tuple[Fold, ...], reason: str) -> tuple[Fold, ...]:
     """All results coupled, except those that the loop only passes through."""
     body = node.graph.functions[node.op.functions[1]]
     handed = {place for place, value in enumerate(body.returns) if value.op == body.arguments[place]}
     coupled = node.couple(reason)
-    return tuple(fold if place in handed or fold.kind == COUPLED else coupled for place, fold in enumerate(state))
+    return tuple(fold if place in handed or fold.kind == COUPLED else coupled for place, fold in enumerate(folds))
 
 
 def _run(node: Node, name: str, arguments: tuple[Fold, ...], expected: int) -> tuple[Fold, ...]:
-    """The results of a body; None yet for a body that calls itself."""
+    """The folds of the results of a body; coupled for one that calls itself."""
     found = node.caller.call(node.graph, name, arguments, node.owner)
     return found if len(found) == expected else (node.couple(f"{name!r} calls itself"),) * expected
 
 
-def _forget_sources(folds: tuple[Fold, ...]) -> tuple[Fold, ...]:
-    """The states without their sources, which do not matter inside a body."""
+def _clear_inputs(folds: tuple[Fold, ...]) -> tuple[Fold, ...]:
+    """The folds with `inputs` off, which has no meaning for the arguments of a body."""
     return tuple(fold._replace(inputs=False) for fold in folds)
 
 
@@ -114,7 +114,7 @@ def list_from_tensor(node: Node) -> Result:
 
 @rule("TensorListSetItem", "TensorListPushBack", raw=True)
 def set_element(node: Node) -> Result:
-    """The list with an element; all elements share one state."""
+    """The list with an element; all elements share one fold."""
     held, item = node.folds[0], node.folds[-1]
     if node.op.type == "TensorListSetItem" and node.folds[1].kind != WHOLE:
         coupled = next((fold.without_numbers for fold in node.folds if fold.kind == COUPLED), None)

@@ -100,7 +100,7 @@ def draw_categories(node: Node) -> Result:
 
 
 def _make_of_shape(node: Node, place: int) -> Fold:
-    """The state of a tensor with the shape given by this input."""
+    """The fold of a tensor whose shape is given by the entries of input number `place`."""
     parts = node.parts(place)
     if parts is None:
         return whole() if node.folds[place].kind == WHOLE else node.nonlinear([node.folds[place]])

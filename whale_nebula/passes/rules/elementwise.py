@@ -95,7 +95,7 @@ def _count_blocks(node: Node) -> int:
 
 
 def _quotient(node: Node, folds: Sequence[Fold]) -> Fold:
-    """The state of a quotient: linear in the dividend, unless a remainder is dropped."""
+    """The fold of a quotient: linear in the dividend, unless a remainder is dropped."""
     exact = node.spec(0).floating and node.op.type != "FloorDiv"
     return divide_folds(node, folds) if exact else _divide_exactly(node, folds)
 
@@ -123,7 +123,7 @@ _SHIFTS: Mapping[str, Join] = {
 
 @rule(*_JOINS, axes=describe_entries, literal=True)
 def join_entries(node: Node) -> Result:
-    """The state of values without rows, entry by entry for sizes of the batch."""
+    """The fold of values without rows, entry by entry for sizes of the batch."""
     return _lift_entries(node, _JOINS[node.op.type])
 
 
@@ -180,7 +180,7 @@ _SAME = """
 
 @rule(_SAME, axes=describe_entries, literal=True, raw=True, positions=True)
 def identity(node: Node) -> Result:
-    """The state of the input."""
+    """The fold of the input."""
     return node.folds[0]
 
 
@@ -192,7 +192,7 @@ def _describe_each(node: Node) -> Axes:
 
 @rule("IdentityN", axes=_describe_each, literal=True, raw=True, positions=True)
 def identity_n(node: Node) -> Result:
-    """The states of the inputs."""
+    """The folds of the inputs."""
     return node.folds
 
 
@@ -215,7 +215,7 @@ def select(node: Node) -> Result:
 
 
 def _lift_entries(node: Node, rest: Join) -> Fold:
-    """The state of vectors of counts and known numbers, entry by entry."""
+    """The fold of vectors of counts and known numbers, entry by entry."""
     lanes = _lanes(node)
     if lanes is None:
         return select_first(fold_axes(node, describe_entries, rest))
@@ -228,7 +228,7 @@ def _lift_entries(node: Node, rest: Join) -> Fold:
 
 
 def _lanes(node: Node) -> list[tuple[Fold, ...]] | None:
-    """The operands' entries; None if there are none to follow."""
+    """For each operand the folds of its entries; None if no operand has known numbers or counts, or one has rows."""
     if all(fold.literal is None and fold.parts is None and fold.kind != COUNT for fold in node.folds):
         return None
     lanes = []

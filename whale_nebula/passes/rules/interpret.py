@@ -58,7 +58,7 @@ class Recount(NamedTuple):
 
 Outcome = tuple[Fold, ...]
 FED_FOLD = whole()._replace(inputs=True)
-"""The state of a value that is computed for the whole batch."""
+"""The fold of a value that is computed for the whole batch."""
 
 
 def feed_inputs(
@@ -156,7 +156,7 @@ def grow_operands(node: Node, outcome: Outcome, edges: list[Edge]) -> Outcome:
 
 
 def rank_outcome(outcome: Sequence[Fold]) -> int:
-    """The worst state as a number: 0 can be merged, 1 must be computed from merged values, 2 is coupled."""
+    """The worst fold as a number: 0 can be merged, 1 must be computed from merged values, 2 is coupled."""
     return max((_BADNESS.get(fold.kind, 0) for fold in outcome), default=0)
 
 
@@ -188,7 +188,7 @@ class Folding:
     recounts: tuple[Recount, ...] = ()
 
     def fold_of(self, value: Value) -> Fold:
-        """The state of a value; whole for an op that is omitted."""
+        """The fold of a value; whole for an op that is omitted."""
         return self.folds.get(value, whole())
 
 
@@ -242,13 +242,13 @@ def _find_ops_read_at_end(graph: Graph, skip: Callable[[int], bool]) -> set[int]
 
 
 class Bodies:
-    """Interpretations of function bodies for states of their arguments, cached."""
+    """Interpretations of function bodies for folds of their arguments, cached."""
 
     def __init__(self) -> None:
         self._folds_by_call: dict[tuple[str, tuple[Fold, ...], int], tuple[Fold, ...]] = {}
 
     def call(self, graph: Graph, name: str, folds: tuple[Fold, ...], owner: int) -> tuple[Fold, ...]:
-        """The states of the results of the body `name`."""
+        """The folds of the results of the body `name`."""
         key = name, folds, owner
         if key not in self._folds_by_call:
             self._folds_by_call[key] = ()
@@ -310,7 +310,7 @@ class _Run:
                     self.folds[value] = self._feed_once(value, found) if value in self.whole_values else found
 
     def _feed_once(self, value: Value, found: Fold) -> Fold:
-        """The state of a value to feed; values that are already whole because of fed ones need not be fed."""
+        """The fold of a value to feed; values that are already whole because of fed ones need not be fed."""
         if found.kind == WHOLE:
             return found
         self.used.add(value)

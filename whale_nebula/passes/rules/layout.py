@@ -364,7 +364,7 @@ def pack(node: Node) -> Result:
 
 
 def _match_all(folds: Sequence[Fold]) -> Fold:
-    """The common state of tensors of one shape with rows."""
+    """The common fold of tensors of one shape with rows."""
     check_mixed(folds)
     if any(fold.kind == WHOLE for fold in folds):
         raise Undecided(BESIDE)

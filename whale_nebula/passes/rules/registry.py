@@ -65,13 +65,13 @@ Number = int | float
 
 
 class Fold(NamedTuple):
-    """The state of a value.
+    """How a value depends on the batch.
 
     `axis` is the axis of the rows; `per` the entries of one row along it (for a count: the number per row). `order` is
     empty if rows are in sequence, so that micro-batches' values only need to be concatenated; `ragged` is the mask by
     which each row has a different number of entries. `position` marks multiples of the index of a row in the batch: it
     is the factor (or `UNKNOWN_POSITION`, or `blocks_of`), `offset` whether a value was added. `inputs` is whether the
-    value depends on the user's inputs alone. `literal` are the known numbers of a whole, `parts` the states along the
+    value depends on the user's inputs alone. `literal` are the known numbers of a whole, `parts` the folds along the
     last axis. `blame` and `reason` are, for after and coupled, the op that caused it and why.
 
     >>> str(Fold(ROWS, axis=1)), str(Fold(SUM, inputs=True))
@@ -112,12 +112,12 @@ class Fold(NamedTuple):
 
     @property
     def without_numbers(self) -> Fold:
-        """The state without known numbers."""
+        """The fold without known numbers."""
         return self._replace(literal=None, parts=None)
 
     @property
     def description(self) -> str:
-        """The state as a part of a sentence, with its reason if any.
+        """The fold as a part of a sentence, with its reason if any.
 
         >>> Fold(MEAN).description
         'a mean over the batch'
@@ -138,12 +138,12 @@ class Fold(NamedTuple):
 
 
 def whole(*literal: Number) -> Fold:
-    """The state of a value that is the same in every micro-batch, optionally with known numbers."""
+    """The fold of a value that is the same in every micro-batch, optionally with known numbers."""
     return Fold(WHOLE, literal=literal or None)
 
 
 def rows(axis: int, per: int = 1, order: tuple[int, ...] = ()) -> Fold:
-    """The state of a value with the batch along `axis`."""
+    """The fold of a value with the batch along `axis`."""
     return Fold(ROWS, axis=axis, per=per, order=order)
 
 
@@ -153,7 +153,7 @@ def count(per: int = 1) -> Fold:
 
 
 def vector(parts: tuple[Fold, ...]) -> Fold:
-    """The state of a vector of wholes and counts."""
+    """The fold of a vector of wholes and counts."""
     kinds = {part.kind for part in parts}
     if kinds <= {WHOLE}:
         numbers = [part.literal[0] for part in parts if part.literal is not None]
@@ -182,10 +182,10 @@ class Undecided(Exception):
 
 
 class Caller(Protocol):
-    """Interpreter of function bodies for given states of arguments."""
+    """Interpreter of function bodies for given folds of arguments."""
 
     def call(self, graph: Graph, name: str, folds: tuple[Fold, ...], owner: int) -> tuple[Fold, ...]:
-        """The states of the results of the body `name`."""
+        """The folds of the results of the body `name`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,7 @@ class Node:
         return numbers[0] if numbers is not None and len(numbers) == 1 else None
 
     def parts(self, place: int) -> tuple[Fold, ...] | None:
-        """The states of a vector's entries, if they can be distinguished; for rows see `columns`."""
+        """The folds of a vector's entries, if they can be distinguished; for rows see `columns`."""
         fold, rank = self.folds[place], self.rank(place)
         if fold.parts is not None and fold.kind != ROWS and rank in (1, None):
             return fold.parts
@@ -270,12 +270,12 @@ class Node:
         return number
 
     def columns(self, place: int, axis: int) -> tuple[Fold, ...] | None:
-        """The states of entries along an axis of rows; only known for the last axis."""
+        """The folds of entries along an axis of rows; only known for the last axis."""
         rank = self.rank(place)
         return None if rank is None or axis % rank != rank - 1 else self.folds[place].parts
 
     def couple(self, reason: str) -> Fold:
-        """The state of a result with rows that depend on each other."""
+        """The fold of a result with rows that depend on each other."""
         return Fold(COUPLED, blame=self.owner, reason=self._inside(reason))
 
     def after(self, reason: str) -> Fold:
@@ -356,7 +356,7 @@ _F = TypeVar("_F", bound=Callable[[Node], Result])
 def rule(
     *types: str, axes: Describe | None = None, literal: bool = False, raw: bool = False, positions: bool = False
 ) -> Callable[[_F], _F]:
-    """Register the transfer function of op types; one text may name several."""
+    """Register the rule of op types, with the description of their axes; one text may name several types."""
     found = None if axes is None else functools.partial(find_axes, axes)
 
     def register(apply: _F) -> _F:
@@ -370,7 +370,7 @@ def rule(
 
 
 def transfer(node: Node) -> tuple[Fold, ...]:
-    """The states of an op's outputs."""
+    """The folds of an op's outputs."""
     if not node.op.outputs:
         return ()
     try:

@@ -45,7 +45,7 @@ class _Taken(NamedTuple):
 
     @property
     def kinds(self) -> set[str]:
-        """The states of the bounds."""
+        """The kinds of the folds of the bounds."""
         return {bound.kind for bound in (self.begin, self.end, self.stride) if bound is not None}
 
     @property
@@ -364,7 +364,7 @@ def where(node: Node) -> Result:
 
 
 def _mask(node: Node) -> int:
-    """The identity of a mask, independent of its shape: only entries of the same mask match."""
+    """A number for a mask, the same for its reshapes (see `Fold.ragged`): only entries of the same mask match."""
     value = node.op.inputs[0]
     while node.graph.ops[value.op].type in _SHAPED:
         value = node.graph.ops[value.op].inputs[0]
