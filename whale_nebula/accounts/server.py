@@ -67,18 +67,18 @@ class PendingConnections:
         self._opened_at: dict[Endpoint, float] = {}
         self._known_sources = KnownSources()
 
-    def add(self, end: Endpoint, line: socket.socket) -> None:
+    def add(self, end: Endpoint, connection: socket.socket) -> None:
         """Add a new connection, and close surplus ones."""
         with self._lock:
-            self._sockets[end], self._opened_at[end] = line, self._now()
+            self._sockets[end], self._opened_at[end] = connection, self._now()
         self.close_surplus()
 
-    def replace(self, end: Endpoint, line: socket.socket) -> bool:
+    def replace(self, end: Endpoint, connection: socket.socket) -> bool:
         """Replace the socket of a connection by the one that wraps it; False if the connection was closed meanwhile."""
         with self._lock:
             is_pending = end in self._sockets
             if is_pending:
-                self._sockets[end] = line
+                self._sockets[end] = connection
         return is_pending
 
     def remove(self, end: Endpoint) -> None:

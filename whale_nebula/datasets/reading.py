@@ -117,26 +117,26 @@ class RemoteClient:
 
     def describe(self, name: str) -> DatasetInfo:
         """The description of a readable dataset."""
-        with self._open() as line:
-            return self._start_read(line, RowSelection(name, None, 0, 0, 0, 1), "")
+        with self._open() as connection:
+            return self._start_read(connection, RowSelection(name, None, 0, 0, 0, 1), "")
 
     def list_datasets(self) -> list[dict[str, Any]]:
         """The datasets to which access may be requested."""
-        with self._open() as line:
-            found = line.ask({"ask": "list"}).message.get("datasets")
+        with self._open() as connection:
+            found = connection.ask({"ask": "list"}).message.get("datasets")
             return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
     def request(self, name: str, purpose: str) -> str:
         """Request access to a dataset; returns the number of the request."""
-        with self._open() as line:
-            answer = line.ask({"ask": "request", "dataset": name, "purpose": purpose})
+        with self._open() as connection:
+            answer = connection.ask({"ask": "request", "dataset": name, "purpose": purpose})
             return escape_foreign_text(answer.message.get("number"), 64)
 
     def fetch_report(self, period: Period) -> tuple[Report, list[Log]]:
         """Request the report of the reads of the owner's data in a period: for auditors."""
         request = {"ask": "report", "since": period.since.isoformat(), "until": period.until.isoformat()}
-        with self._open() as line:
-            data = line.ask(request, MOST_REPORT_BYTES).data
+        with self._open() as connection:
+            data = connection.ask(request, MOST_REPORT_BYTES).data
         try:
             return decode_report(json.loads(bytes(data)))
         except (ValueError, RecursionError):
@@ -162,14 +162,14 @@ class RemoteClient:
                 self.sleep(min(_LONGEST_PAUSE, _PAUSE * 2.0**failures))
 
     def _stream(self, selection: RowSelection, info: DatasetInfo) -> Iterator[tuple[dict[str, Any], int]]:
-        with self._open(is_retry=True) as line:
-            found = self._start_read(line, selection, info.edition)
+        with self._open(is_retry=True) as connection:
+            found = self._start_read(connection, selection, info.edition)
             if found != info:
                 what = f"dataset {selection.dataset!r} has changed since the run began to read"
                 raise AccessError(what, mend="start the run again")
             for first in range(selection.first, selection.last, selection.batch):
                 rows = min(selection.batch, selection.last - first)
-                frame = line.take(BATCH, min(most_bytes(info.schema, rows), MOST_BYTES))
+                frame = connection.take(BATCH, min(most_bytes(info.schema, rows), MOST_BYTES))
                 if (frame.message.get("first"), frame.message.get("rows")) != (first, rows):
                     raise AccessError("the service sent different rows than requested", where=self._where)
                 try:
@@ -179,7 +179,7 @@ class RemoteClient:
                     raise AccessError(
                         "the service sent rows that do not match the schema", where=self._where, why=why
                     ) from None
-            self._keep_head(line.take(END).message.get("head"))
+            self._keep_head(connection.take(END).message.get("head"))
 
     def _keep_head(self, message: object) -> None:
         """Store the signed head of the service's log next to the certificate, and report a log that was rolled back."""
@@ -194,9 +194,9 @@ class RemoteClient:
             warning = NebulaWarning(error.what, where=self._where, why=error.why, mend=error.mend)
             warnings.warn_explicit(warning, NebulaWarning, str(path), 0)
 
-    def _start_read(self, line: _Connection, selection: RowSelection, edition: str) -> DatasetInfo:
+    def _start_read(self, connection: _Connection, selection: RowSelection, edition: str) -> DatasetInfo:
         reader = self.reader
-        message = line.ask({
+        message = connection.ask({
             "ask": "read", **selection._asdict(), "edition": edition, "run": reader.run, "program": reader.program,
             "purpose": reader.purpose, "versions": reader.versions,
         }).message  # fmt: skip
@@ -263,10 +263,10 @@ class _Connection:
 
     @classmethod
     def begin(cls, secured: ssl.SSLSocket) -> _Connection:
-        line = cls(secured, "")
-        line._nonce = str(line.take(HELLO).message.get("nonce"))
+        connection = cls(secured, "")
+        connection._nonce = str(connection.take(HELLO).message.get("nonce"))
         secured.settimeout(600.0)
-        return line
+        return connection
 
     def ask(self, message: dict[str, Any], most_data: int = 0) -> Frame:
         self._number += 1

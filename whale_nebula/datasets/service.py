@@ -111,9 +111,9 @@ class DataServer(TlsServer):
             what = NotAllowedError(f"no certificate of this owner: {str(why)[:100]}")
             self.guard.refuse(Reader("", ANONYMOUS + address), "", what)
 
-    def identify(self, line: ssl.SSLSocket) -> Peer:
+    def identify(self, connection: ssl.SSLSocket) -> Peer:
         """Authenticate the other end; raises if it may not send requests."""
-        pem = ssl.DER_cert_to_PEM_cert(line.getpeercert(binary_form=True) or b"")
+        pem = ssl.DER_cert_to_PEM_cert(connection.getpeercert(binary_form=True) or b"")
         peer = self.trust.check(files.certificate(pem, "who reads"))
         if peer.identity.role not in (WORKER, AUDITOR) or not peer.account:
             mend = f"whale-nebula login --cluster {peer.identity.cluster} --at HOST:PORT --account NAME"
@@ -122,7 +122,7 @@ class DataServer(TlsServer):
         return peer
 
     @contextlib.contextmanager
-    def register_connection(self, line: socket.socket, account: str) -> Iterator[None]:
+    def register_connection(self, connection: socket.socket, account: str) -> Iterator[None]:
         """Count a connection of an account, and close it with the server."""
         with self._count_lock:
             if len(self._open_connections) >= self.connections:
@@ -131,22 +131,22 @@ class DataServer(TlsServer):
                 what = f"account {account!r} already has {_ACCOUNT_CONNECTIONS} connections"
                 raise AccessError(what, mend="read in fewer processes")
             self._account_connections[account] = self._account_connections.get(account, 0) + 1
-            self._open_connections.add(line)
+            self._open_connections.add(connection)
         try:
             yield
         finally:
             with self._count_lock:
                 self._account_connections[account] -= 1
-                self._open_connections.discard(line)
+                self._open_connections.discard(connection)
 
     def server_close(self) -> None:
         """Close all connections."""
         self.is_closing.set()
         super().server_close()
         with self._count_lock:
-            for line in self._open_connections:
+            for connection in self._open_connections:
                 with contextlib.suppress(OSError):
-                    line.shutdown(socket.SHUT_RDWR)
+                    connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(BaseRequestHandler):
@@ -155,28 +155,28 @@ class _Handler(BaseRequestHandler):
 
     def handle(self) -> None:
         """Answer requests, one after the other."""
-        line, server = self.request, self.server
+        connection, server = self.request, self.server
         with contextlib.suppress(*_CONNECTION_ERRORS):
             try:
-                peer = server.identify(line)
+                peer = server.identify(connection)
                 server.pending.remove(find_end(self.client_address))
                 server.pending.note_accepted(str(self.client_address[0]))
-                with server.register_connection(line, peer.account):
+                with server.register_connection(connection, peer.account):
                     self._answer_requests(peer)
             except NebulaError as error:
-                pem = ssl.DER_cert_to_PEM_cert(line.getpeercert(binary_form=True) or b"")
+                pem = ssl.DER_cert_to_PEM_cert(connection.getpeercert(binary_form=True) or b"")
                 with contextlib.suppress(NebulaError):
                     found = files.peer(files.certificate(pem, "who reads"))
                     server.guard.refuse(Reader(found.account, found.identity.uri), "", error)
-                _send_refusal(line, error)
+                _send_refusal(connection, error)
 
     def _answer_requests(self, peer: Peer) -> None:
-        line, nonce, number = self.request, token_hex(16), 0
-        line.settimeout(_IDLE_SECONDS)
+        connection, nonce, number = self.request, token_hex(16), 0
+        connection.settimeout(_IDLE_SECONDS)
         hello = {"version": VERSION, "nonce": nonce, "account": peer.account, "cluster": self.server.identity.cluster}
-        write_frame(line, HELLO, hello)
+        write_frame(connection, HELLO, hello)
         while True:
-            frame = read_frame(line)
+            frame = read_frame(connection)
             number += 1
             if frame.kind != ASK or frame.message.get("nonce") != nonce or frame.message.get("request") != number:
                 why = "it does not have the nonce of this connection and the number of its next request"
@@ -185,7 +185,7 @@ class _Handler(BaseRequestHandler):
             try:
                 self._answer(peer, frame.message)
             except NebulaError as error:
-                _send_refusal(line, error)
+                _send_refusal(connection, error)
 
     def _answer(self, peer: Peer, message: dict[str, Any]) -> None:
         with self._log_refusals(peer, message):
@@ -283,7 +283,7 @@ class _Handler(BaseRequestHandler):
 
     def _send_batches(self, peer: Peer, reader: Reader, selection: _VersionedSelection, schema: Schema) -> bool:
         """Send the batches; returns whether all were sent."""
-        last_check, first, guard, line = time.monotonic(), selection.first, self.server.guard, self.request
+        last_check, first, guard, connection = time.monotonic(), selection.first, self.server.guard, self.request
         while first < selection.last:
             last = min(first + selection.batch, selection.last)
             request = ReadRequest(selection.dataset, selection.seed, selection.number, first, last, selection.edition)
@@ -291,7 +291,7 @@ class _Handler(BaseRequestHandler):
             if not self._wait_for_rate(peer, reader, selection.dataset, batch.pause):
                 return False
             parts = encode_columns(schema, batch.columns)
-            write_frame(line, BATCH, {"first": first, "rows": batch.rows}, parts)
+            write_frame(connection, BATCH, {"first": first, "rows": batch.rows}, parts)
             first = last
             if time.monotonic() - last_check > _LIVE_SECONDS:
                 last_check = time.monotonic()
@@ -371,10 +371,10 @@ def _describe_dataset(dataset: Dataset) -> dict[str, Any]:
     return {"name": found.name, "about": found.about, "schema": write_schema(found.schema), "until": found.expires}
 
 
-def _send_refusal(line: ssl.SSLSocket, error: NebulaError) -> None:
+def _send_refusal(connection: ssl.SSLSocket, error: NebulaError) -> None:
     with contextlib.suppress(*_CONNECTION_ERRORS):
         message = {part: str(getattr(error, part))[:1000] for part in ("code", "what", "why", "mend")}
-        write_frame(line, REFUSED, message)
+        write_frame(connection, REFUSED, message)
 
 
 @contextlib.contextmanager

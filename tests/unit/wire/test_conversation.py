@@ -41,7 +41,7 @@ ILLEGAL_FRAMES = {
     "a tensor before a step": (False, frame_tensor(0, SMALL), "TENSOR in state OPEN"),
     "a tensor of another step": (True, frame_tensor(0, SMALL, step=1), "a tensor of step 1 of program 7, but step 0"),
     "a tensor of another program": (True, frame_tensor(0, SMALL, program=8), "of program 8"),
-    "a shard": (True, frame_tensor(0, SMALL, shard=1), "shard 1, but plans have no shards"),
+    "a shard": (True, frame_tensor(0, SMALL, shard=1), "shard 1, but no tensor has one"),
     "a value in a step": (True, frame_tensor(0, SMALL, kind=Kind.VALUE), "VALUE in state STEPPING"),
     "a second init": (True, frame_message(0, {"kind": "SESSION", "about": "HELLO"}), "INIT in state STEPPING"),
     "lines without an agreement": (

@@ -64,7 +64,7 @@ def join_links(attachment: Attachment, expected: Admission, config: Config) -> J
         launched=attachment.launched,
         anchor=attachment.anchor,
         joining=joining,
-        most={name: limits.most for name, limits in config.elastic.items()},
+        max_workers={name: limits.most for name, limits in config.elastic.items()},
     )
     joined = GrpcLinks(
         place,
