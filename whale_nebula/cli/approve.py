@@ -304,7 +304,7 @@ def _list_signed(found: FoundApproval, plans: Sequence[str]) -> list[str]:
 # ---------------------------------------------------------------------- list, withdraw
 def _list_approvals(args: argparse.Namespace, signer: Authority | None = None) -> Sequence[FoundApproval]:
     config, folder, approvals = _find_folders(args)
-    known, revoked = authority.authorities(folder), folder / files.REVOKED
+    known, revoked = authority.load_certificates(folder), folder / files.REVOKED
     denied = DenyList(revoked if revoked.exists() else None, known)
     trust = Trust(known if signer is None else [signer.certificate], denied)
     return approval.read_all(approvals, trust, config.run, files.now())

@@ -414,7 +414,7 @@ def _find_current_serial(folder: Path, newest: Peer, at: datetime) -> str | None
     if not path.exists():
         return newest.serial if newest.not_after >= at else None
     try:
-        return files.serial(files.certificate(files.read(path, "a certificate"), str(path)))
+        return files.format_serial(files.parse_certificate(files.read(path, "a certificate"), str(path)))
     except IdentityError as error:
         what = f"the certificate of {identity.worker} cannot be read"
         why = error.why or error.what
@@ -436,7 +436,7 @@ def _list_revoked(folder: Path) -> Mapping[str, Revocation]:
 def load_deny_list(folder: Path) -> SignedList | None:
     """The deny list of a folder, if it has one."""
     path = folder / files.REVOKED
-    return trust.load(path, authority.authorities(folder)) if path.exists() else None
+    return trust.load(path, authority.load_certificates(folder)) if path.exists() else None
 
 
 def describe_deny_list(found: SignedList | None) -> dict[str, Any] | None:
@@ -455,11 +455,11 @@ def make_authority_document(folder: Path) -> dict[str, Any]:
     found = authority.load_certificate(folder)
     at = files.now()
     return {
-        "run": files.authority_run(found),
+        "run": files.find_authority_run(found),
         "folder": str(folder),
         "authority": {
             "ca": str(folder / authority.CA),
-            "serial": files.serial(found),
+            "serial": files.format_serial(found),
             "not_after": found.not_valid_after_utc.isoformat(),
             "state": find_state(found.not_valid_before_utc, found.not_valid_after_utc, at),
             "can_issue": (folder / authority.KEY).exists(),
@@ -489,13 +489,13 @@ def format_table(folder: Path) -> str:
     at, end = files.now(), certificate.not_valid_after_utc
     now = find_state(certificate.not_valid_before_utc, end, at)
     where = "" if (folder / authority.KEY).exists() else "; its key is on another host"
-    run = files.authority_run(certificate)
-    own, others = files.authority_clusters(certificate), authority.authorities(folder)[1:]
+    run = files.find_authority_run(certificate)
+    own, others = files.list_authority_clusters(certificate), authority.load_certificates(folder)[1:]
     speaks = f" for {', '.join(own)}" * bool(own)
     own_line = (
         f"run {run}: authority{speaks} valid until {format_moment(end)} ({describe_time(end - at)}, {now}){where}"
     )
-    trusted = [name for each in others for name in files.authority_clusters(each)]
+    trusted = [name for each in others for name in files.list_authority_clusters(each)]
     own_line += f"\nother trusted authorities: for {', '.join(trusted)}" * bool(trusted)
     denied = load_deny_list(folder)
     other_authorities = f"no deny list here: copy {files.REVOKED} from the host that issues certificates"

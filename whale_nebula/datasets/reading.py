@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from whale_nebula.accounts.server import dial, make_client_context
 from whale_nebula.config.place import split_address
-from whale_nebula.datasets.guard import Guard, Reader, ReadRequest
+from whale_nebula.datasets.guard import MOST_BYTES, Guard, Reader, ReadRequest
 from whale_nebula.datasets.report import MOST_REPORT_BYTES, Log, Period, Report, decode_report
 from whale_nebula.datasets.schema import (
     ANSWER,
@@ -27,7 +27,7 @@ from whale_nebula.datasets.schema import (
     Frame,
     Schema,
     decode_columns,
-    most_bytes,
+    find_max_bytes,
     read_frame,
     read_schema,
     write_frame,
@@ -39,7 +39,6 @@ from whale_nebula.security.audit import Head, KeptHeads
 from whale_nebula.security.trust import Trust
 from whale_nebula.transport import handover
 
-MOST_BYTES = 256 << 20
 _ANONYMOUS = Reader("", "")
 _PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 
@@ -65,7 +64,7 @@ class RowSelection(NamedTuple):
 
 
 class DatasetClient(Protocol):
-    """A source from which datasets are read."""
+    """Reads datasets of one owner."""
 
     def describe(self, name: str) -> DatasetInfo:
         """The description of a readable dataset."""
@@ -144,17 +143,17 @@ class RemoteClient:
 
     def read(self, selection: RowSelection, info: DatasetInfo) -> Iterator[dict[str, Any]]:
         """The batches, one after the other."""
-        failures, silent_since = 0, 0.0
+        failures, failing_since = 0, 0.0
         while selection.first < selection.last:
             try:
                 for columns, last in self._stream(selection, info):
                     failures, selection = 0, selection._replace(first=last)
                     yield columns
             except (OSError, EOFError, _UnreachableError) as error:
-                moment = time.monotonic()
-                silent_since = moment if not failures else silent_since
+                now = time.monotonic()
+                failing_since = now if not failures else failing_since
                 failures += 1
-                if moment - silent_since > self.patience:
+                if now - failing_since > self.patience:
                     why = f"there was no connection for longer than patience, {self.patience:g} s: {error}"
                     raise AccessError(
                         f"dataset {selection.dataset!r} cannot be read", where=self._where, why=why
@@ -169,7 +168,7 @@ class RemoteClient:
                 raise AccessError(what, mend="start the run again")
             for first in range(selection.first, selection.last, selection.batch):
                 rows = min(selection.batch, selection.last - first)
-                frame = connection.take(BATCH, min(most_bytes(info.schema, rows), MOST_BYTES))
+                frame = connection.take(BATCH, min(find_max_bytes(info.schema, rows), MOST_BYTES))
                 if (frame.message.get("first"), frame.message.get("rows")) != (first, rows):
                     raise AccessError("the service sent different rows than requested", where=self._where)
                 try:
@@ -187,8 +186,8 @@ class RemoteClient:
         if not isinstance(message, dict):
             return
         try:
-            known = files.read(self.paths.ca, "the authority's certificate")
-            trust = Trust(files.certificates(known, str(self.paths.ca)))
+            pem = files.read(self.paths.ca, "the authority's certificate")
+            trust = Trust(files.parse_certificates(pem, str(self.paths.ca)))
             KeptHeads(path, trust).keep(Head.from_dict(message), self._service_identity)
         except AuditError as error:
             warning = NebulaWarning(error.what, where=self._where, why=error.why, mend=error.mend)
@@ -220,7 +219,9 @@ class RemoteClient:
     @contextlib.contextmanager
     def _open(self, is_retry: bool = False) -> Iterator[_Connection]:
         """Connect to the service. TLS errors about our own certificate are translated."""
-        context, known = make_client_context(files.read(self.paths.ca, "the authority's certificate"), handover.DATA)
+        context, authorities = make_client_context(
+            files.read(self.paths.ca, "the authority's certificate"), handover.DATA
+        )
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         files.read(self.paths.key, "the key of this account's certificate", secret=True)
         try:
@@ -228,7 +229,7 @@ class RemoteClient:
         except (OSError, ssl.SSLError) as error:
             raise AccessError("cannot use this certificate", where=str(self.paths.cert), why=str(error)) from None
         try:
-            with dial(self.host, self.port, context, known, self._service_identity, handover.DATA) as secured:
+            with dial(self.host, self.port, context, authorities, self._service_identity, handover.DATA) as secured:
                 try:
                     yield _Connection.begin(secured)
                 except ssl.SSLError as error:
@@ -285,22 +286,24 @@ class _Connection:
 
 
 def find_account(folder: Path, run: str | None, cluster: str, role: str = WORKER) -> tuple[Identity, Files]:
-    """The newest certificate in a folder that was issued to an account for a role in a cluster."""
-    found = []
+    """The identity and the files of the newest certificate in a folder for a role in a cluster: of those that were
+    issued to accounts, if there are any.
+    """
+    candidates = []
     for path in sorted(folder.glob(f"{cluster}-{role}-*.pem")):
         with contextlib.suppress(IdentityError):
-            peer = files.peer(files.certificate(path.read_bytes(), str(path)))
+            peer = files.read_peer(files.parse_certificate(path.read_bytes(), str(path)))
             if (
                 peer.identity.cluster == cluster
                 and path.with_suffix(".key").exists()
                 and run in (None, peer.identity.run)
             ):
-                found.append((bool(peer.account), peer.not_after, peer.identity))
-    if not found:
+                candidates.append((bool(peer.account), peer.not_after, peer.identity))
+    if not candidates:
         of_role = f" --role {role}" * (role != WORKER)
         mend = f"whale-nebula login --cluster {cluster}{of_role} --at HOST:PORT --account NAME --folder {folder}"
         raise AccessError(f"missing certificate of an account of {cluster}", where=str(folder), mend=mend)
-    identity = max(found)[2]
+    identity = max(candidates)[2]
     return identity, Files.in_folder(folder, identity)
 
 

@@ -111,7 +111,7 @@ def count_bytes(schema: Schema, columns: Columns) -> int:
     return size
 
 
-def most_bytes(schema: Schema, rows: int) -> int:
+def find_max_bytes(schema: Schema, rows: int) -> int:
     """An upper bound of the bytes of this many rows."""
     texts = sum(math.prod(each.shape) for each in schema if each.dtype == STRING)
     return rows * (sum(each.row_bytes for each in schema) + texts * LONGEST_TEXT)

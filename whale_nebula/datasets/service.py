@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from whale_nebula.accounts.login import LoginIssuer
 from whale_nebula.accounts.members import ENABLED
 from whale_nebula.accounts.registry import Registry
-from whale_nebula.accounts.server import TlsServer, certify_service, find_end, run_server
+from whale_nebula.accounts.server import TlsServer, certify_service, read_endpoint, run_server
 from whale_nebula.datasets.grants import PUBLISHED, Dataset, Grants
 from whale_nebula.datasets.guard import ANONYMOUS, MOST_ROWS, Guard, Reader, ReadRequest, Usage
 from whale_nebula.datasets.report import (
@@ -52,7 +52,7 @@ from whale_nebula.errors import AccessError, NebulaError, NotAllowedError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import OPERATOR, WORKER, Credentials, Identity, files
 from whale_nebula.security.audit import AuditLog
-from whale_nebula.security.authority import Authority, certificate_bytes
+from whale_nebula.security.authority import Authority, encode_certificate
 from whale_nebula.security.credentials import CurrentCredentials
 from whale_nebula.security.files import Peer, format_time
 from whale_nebula.security.identity import AUDITOR, Call, explain_refusal
@@ -87,8 +87,8 @@ class DataServer(TlsServer):
         approvals: Path | None = None,
     ) -> None:
         self.guard, self.approvals, self.is_closing = guard, approvals, threading.Event()
-        own = issuer.authority.certificate
-        self.trust = Trust([own], DenyList(issuer.folder / files.REVOKED, [own]))
+        certificate = issuer.authority.certificate
+        self.trust = Trust([certificate], DenyList(issuer.folder / files.REVOKED, [certificate]))
         self.requests, self.reports = Buckets(_ASK_BURST, _ASK_RATE), Buckets(_REPORT_BURST, _REPORT_RATE)
         self.lists = Buckets(_LIST_BURST, _LIST_RATE)
         self.report_lock = threading.Lock()
@@ -102,7 +102,7 @@ class DataServer(TlsServer):
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-        context.load_verify_locations(cadata=certificate_bytes(self.issuer.authority.certificate).decode("ascii"))
+        context.load_verify_locations(cadata=encode_certificate(self.issuer.authority.certificate).decode("ascii"))
 
     def record_refusal(self, error: ssl.SSLError, address: str) -> None:
         """Record a handshake that failed."""
@@ -112,9 +112,9 @@ class DataServer(TlsServer):
             self.guard.refuse(Reader("", ANONYMOUS + address), "", what)
 
     def identify(self, connection: ssl.SSLSocket) -> Peer:
-        """Authenticate the other end; raises if it may not send requests."""
+        """The certificate of the other end; raises unless it is one of an account, for a worker or an auditor."""
         pem = ssl.DER_cert_to_PEM_cert(connection.getpeercert(binary_form=True) or b"")
-        peer = self.trust.check(files.certificate(pem, "who reads"))
+        peer = self.trust.check(files.parse_certificate(pem, "who reads"))
         if peer.identity.role not in (WORKER, AUDITOR) or not peer.account:
             mend = f"whale-nebula login --cluster {peer.identity.cluster} --at HOST:PORT --account NAME"
             what = f"the certificate of {peer.identity.worker} has no account that may read"
@@ -159,14 +159,14 @@ class _Handler(BaseRequestHandler):
         with contextlib.suppress(*_CONNECTION_ERRORS):
             try:
                 peer = server.identify(connection)
-                server.pending.remove(find_end(self.client_address))
+                server.pending.remove(read_endpoint(self.client_address))
                 server.pending.note_accepted(str(self.client_address[0]))
                 with server.register_connection(connection, peer.account):
                     self._answer_requests(peer)
             except NebulaError as error:
                 pem = ssl.DER_cert_to_PEM_cert(connection.getpeercert(binary_form=True) or b"")
                 with contextlib.suppress(NebulaError):
-                    found = files.peer(files.certificate(pem, "who reads"))
+                    found = files.read_peer(files.parse_certificate(pem, "who reads"))
                     server.guard.refuse(Reader(found.account, found.identity.uri), "", error)
                 _send_refusal(connection, error)
 
@@ -243,15 +243,13 @@ class _Handler(BaseRequestHandler):
             report, logs = report_accesses(server.issuer.folder, registry, period, (), server.approvals)
         finally:
             server.report_lock.release()
-        named_logs = [
-            each._replace(path=Path(each.path).name) for each in logs
-        ]  # auditors need not know the owner's folders
-        found = json.dumps(encode_report(report, named_logs)).encode()
-        if len(found) > MOST_REPORT_BYTES:
-            why = f"it has {len(found)} bytes, and the limit is {MOST_REPORT_BYTES}"
+        named_logs = [each._replace(path=Path(each.path).name) for each in logs]  # without the owner's folders
+        data = json.dumps(encode_report(report, named_logs)).encode()
+        if len(data) > MOST_REPORT_BYTES:
+            why = f"it has {len(data)} bytes, and the limit is {MOST_REPORT_BYTES}"
             mend = "choose a shorter period: --since, --until"
             raise AccessError("the report of this period is too large", why=why, mend=mend)
-        return found
+        return data
 
     def _check_auditor(self, peer: Peer) -> None:
         """Refuse readers that are not auditors according to the certificate and the current registry."""
@@ -264,7 +262,7 @@ class _Handler(BaseRequestHandler):
             mend = "ask the owner: whale-nebula accounts add NAME --role auditor"
             raise NotAllowedError(f"{peer.account} may not read the audit report", why=why, mend=mend)
 
-    def _send_dataset(self, peer: Peer, reader: Reader, selection: _VersionedSelection) -> None:
+    def _send_dataset(self, peer: Peer, reader: Reader, selection: _RowsRequest) -> None:
         """Send batches until the last one; access is decided again for each."""
         guard = self.server.guard
         opened = guard.open(reader, selection.dataset)
@@ -277,11 +275,11 @@ class _Handler(BaseRequestHandler):
         try:
             ended = self._send_batches(peer, reader, selection, opened.interface.schema)
         finally:
-            head = guard.log.head()  # the records of a pass are signed at its end
+            head = guard.log.sign_head()  # the records of a pass are signed at its end
         if ended:  # the reader keeps it: so the reader can detect a truncated or rewritten log
             write_frame(self.request, END, {} if head is None else {"head": head._asdict()})
 
-    def _send_batches(self, peer: Peer, reader: Reader, selection: _VersionedSelection, schema: Schema) -> bool:
+    def _send_batches(self, peer: Peer, reader: Reader, selection: _RowsRequest, schema: Schema) -> bool:
         """Send the batches; returns whether all were sent."""
         last_check, first, guard, connection = time.monotonic(), selection.first, self.server.guard, self.request
         while first < selection.last:
@@ -319,8 +317,8 @@ class _Handler(BaseRequestHandler):
         return not self.server.is_closing.is_set()
 
 
-class _VersionedSelection(NamedTuple):
-    """The requested rows, parsed."""
+class _RowsRequest(NamedTuple):
+    """A request for the rows of a pass from `first` to before `last`, in batches of `batch` rows, of an edition."""
 
     dataset: str
     seed: int | None
@@ -331,15 +329,15 @@ class _VersionedSelection(NamedTuple):
     edition: str
 
 
-def _parse_selection(message: dict[str, Any]) -> _VersionedSelection:
+def _parse_selection(message: dict[str, Any]) -> _RowsRequest:
     number, first, last, batch = (_read_number(message, part) for part in ("number", "first", "last", "batch"))
     seed = None if message.get("seed") is None else _read_number(message, "seed")
-    found = _VersionedSelection(
+    selection = _RowsRequest(
         _read_text(message, "dataset"), seed, number, first, last, batch, _read_text(message, "edition")
     )
-    if not 0 < found.batch <= MOST_ROWS:
+    if not 0 < selection.batch <= MOST_ROWS:
         raise _unknown_request_error()
-    return found
+    return selection
 
 
 def _unknown_request_error() -> AccessError:
@@ -367,8 +365,9 @@ def _read_number(message: dict[str, Any], part: str) -> int:
 
 
 def _describe_dataset(dataset: Dataset) -> dict[str, Any]:
-    found = dataset.parse()
-    return {"name": found.name, "about": found.about, "schema": write_schema(found.schema), "until": found.expires}
+    interface = dataset.parse()
+    about, until = interface.about, interface.expires
+    return {"name": interface.name, "about": about, "schema": write_schema(interface.schema), "until": until}
 
 
 def _send_refusal(connection: ssl.SSLSocket, error: NebulaError) -> None:

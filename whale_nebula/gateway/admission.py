@@ -290,7 +290,7 @@ _LOG = logging.getLogger("whale_nebula.gateway")
 def find_account(certificate: bytes) -> str:
     """The account that a certificate of this run names, also one that is refused; "" if it names none."""
     with contextlib.suppress(IdentityError):
-        return files.peer(files.certificate(certificate, "a refused caller")).account
+        return files.read_peer(files.parse_certificate(certificate, "a refused caller")).account
     return ""
 
 

@@ -199,18 +199,18 @@ class Front:
 
     def _route(self, pending: _PendingConnection, protocols: tuple[str, ...]) -> None:
         """Route a connection by its protocol (ALPN); one that offers two is refused."""
-        usable_protocols = {
+        usable = {
             "" if each in _LINK_PROTOCOLS else each
             for each in protocols
             if each in _LINK_PROTOCOLS or each in self._services
         }
-        if len(usable_protocols) != 1:
+        if len(usable) != 1:
             offered = ", ".join(repr(each)[:40] for each in protocols[:4]) or "none"
-            what = f"the client offers {'several protocols' if usable_protocols else 'no supported protocol'}"
+            what = "the client offers several protocols" if usable else "the client offers no supported protocol"
             self._refuse(pending, NotAllowedError(what, why=f"it offers {offered}"), _NO_PROTOCOL)
             return
         pending.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-        (protocol,) = usable_protocols
+        (protocol,) = usable
         try:
             if protocol:
                 hand_over(pending.connection, self._services[protocol])

@@ -116,7 +116,7 @@ class Gateway:
             self.journal.close("it could not listen at its address")
             raise
         self.journal.note("listen", target=self.address, clusters=sorted(self.settings.gateways))
-        self.journal.log.head()  # the other gateways may not have the log's previous end
+        self.journal.log.sign_head()  # the other gateways may not have the log's previous end
         for route in self._routes.values():
             self._health.set_status(route.cluster, False)
             route.start()
@@ -181,8 +181,9 @@ class Gateway:
         side = Side.NEAR if admission.purpose is Purpose.OUT else Side.FAR
         self._traffic.check(admission.certified_peer if side is Side.NEAR else None)
         if side is Side.FAR and not self._is_awaited(admission.here, admission.there):
-            what = f"worker '{admission.here}' has not connected to its gateway yet"
-            raise TransportError(what, why="a retry follows")
+            raise TransportError(
+                f"worker '{admission.here}' has not connected to its gateway yet", why="a retry follows"
+            )
         self._quotas.take(admission.caller, lane, request.lane)
         if request.lane:
             existing_pair = self._find_pair(admission.here, admission.there)

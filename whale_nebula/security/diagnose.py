@@ -245,7 +245,9 @@ def _diagnose_peer_certificate(
     """The fault of the other side's certificate; None if it is valid and has the expected identity."""
     certificate = ssl.DER_cert_to_PEM_cert(secured.getpeercert(binary_form=True) or b"")
     try:
-        credentials.trust.check(files.certificate(certificate, address), expected, subject=f"the process at {address}")
+        credentials.trust.check(
+            files.parse_certificate(certificate, address), expected, subject=f"the process at {address}"
+        )
     except IdentityError as error:
         return make_diagnosis(error, THERE)
     return None

@@ -422,7 +422,7 @@ class TestAcknowledgements:
     @pytest.mark.parametrize("fields", [{"sequence": 1}, {"step": 1}, {"dims": (1,)}, {"flags": 0}], ids=str)
     def test_heartbeat_with_other_fields_is_refused(self, fields: dict[str, Any]) -> None:
         a, b = open_pair()
-        with pytest.raises(RemoteProtocolError, match="fields other than an acknowledgement"):
+        with pytest.raises(RemoteProtocolError, match="fields that an acknowledgement cannot have"):
             a.receive(replace_fields(join_packet(b.build_heartbeat()), **fields))
 
 

@@ -98,7 +98,7 @@ def check_proof(prover: Prover, request: StreamRequest, answer: Mapping[str, Any
         )
     text = certificate.decode("ascii", "replace")
     prover.verify(text, signature, _transcript(request, there), there.worker)
-    return files.peer(files.certificate(certificate, f"what {there.worker} sent"))
+    return files.read_peer(files.parse_certificate(certificate, f"what {there.worker} sent"))
 
 
 def _transcript(request: StreamRequest, signer: Identity) -> bytes:
