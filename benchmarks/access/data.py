@@ -102,13 +102,13 @@ def _certify(folder: Path, signer: Authority, account: str) -> None:
     folder_of_account, identity, key, now = folder / "of-gpu", Identity("mt", "gpu"), authority.make_key(), files.now()
     folder_of_account.mkdir(mode=0o700)
     until = now + timedelta(days=1)
-    certificate = authority.process_certificate(
+    certificate = authority.make_process_certificate(
         identity, key.public_key(), signer.certificate, signer.key, until, now, account
     )
     paths = Files.in_folder(folder_of_account, identity)
-    files.write(paths.cert, authority.certificate_bytes(certificate), files.PUBLIC)
-    files.write(paths.key, authority.key_bytes(key), files.SECRET)
-    files.write(paths.ca, authority.certificate_bytes(signer.certificate), files.PUBLIC)
+    files.write(paths.cert, authority.encode_certificate(certificate), files.PUBLIC)
+    files.write(paths.key, authority.encode_key(key), files.SECRET)
+    files.write(paths.ca, authority.encode_certificate(signer.certificate), files.PUBLIC)
 
 
 def write_records(path: Path, count: int) -> None:

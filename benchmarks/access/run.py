@@ -67,7 +67,7 @@ def measure_decisions(folder: Path, accounts: int, times: int) -> list[dict[str,
         rows = [
             _measure_operation("an account is found", times, lambda: registry.find(last), DECISION_BAR_MS),
             _measure_operation(
-                "the certificates of an account", times, lambda: registry.certificates(last), DECISION_BAR_MS
+                "the certificates of an account", times, lambda: registry.list_certificates(last), DECISION_BAR_MS
             ),
             _measure_operation("its secrets", times, lambda: registry.list_secrets(last), DECISION_BAR_MS),
             _measure_operation("somebody logs in by a token", times // 10, lambda: registry.log_in(last, TOKEN, token)),

@@ -147,12 +147,16 @@ class Certificates:
         self.prover.verify(text, b"0" * 70, b"said", GPU.worker)
 
     def _read_fields(self, text: str) -> None:
-        found = files.certificate(text, "a peer")
-        files.authority_run(found), files.alternative_names(found, x509.DNSName), files.public_key_digest(found)
-        files.signed_by(found, found), self.trust.check(found)
+        found = files.parse_certificate(text, "a peer")
+        (
+            files.find_authority_run(found),
+            files.list_alternative_names(found, x509.DNSName),
+            files.digest_certificate_key(found),
+        )
+        files.is_signed_by(found, found), self.trust.check(found)
 
     def _read_peer(self, text: str) -> None:
-        files.peer(files.certificate(text, "a peer"))
+        files.read_peer(files.parse_certificate(text, "a peer"))
 
 
 # ---------------------------------------------------------------------- heads and logs

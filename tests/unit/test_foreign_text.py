@@ -225,7 +225,7 @@ RENDERINGS: dict[str, Callable[[], str]] = {
         Verdict("gpu.jsonl", site=MALICIOUS_TEXT, run=MALICIOUS_TEXT), Namespace(heads=None, ca=None)
     ),
     "audit apart": lambda: audit_text(
-        Verdict("gpu.jsonl", apart=True, why=MALICIOUS_TEXT), Namespace(heads=None, ca=None)
+        Verdict("gpu.jsonl", is_unrelated=True, why=MALICIOUS_TEXT), Namespace(heads=None, ca=None)
     ),
 }
 

@@ -31,11 +31,11 @@ _FULL_LOGINS, _FULL_LOGINS_RATE = 4.0, 2 / 3600
 """How often an account can get certificates of all its workers, at once and a second: each is recorded, and one that
 replaces a valid one adds to the deny list.
 """
-_SPARE = 3  # by which the workers are increased in that limit
+_SPARE = 3  # workers that are added to those of an account in that limit
 
 
 class LoginRequest(NamedTuple):
-    """A login request."""
+    """A request of an account for certificates: one for each of the `requests`, which are in PEM, valid for `hours`."""
 
     account: str
     kind: str
@@ -51,12 +51,12 @@ class LoginRequest(NamedTuple):
             raise AccountError("this is not a login request", mend=f"send an object with {', '.join(cls._fields)}")
         texts = [message.get(name) for name in ("account", "kind", "secret")]
         requests, hours, password = message.get("requests"), message.get("hours", HOURS), message.get("password")
-        right = all(isinstance(each, str) and len(each) <= _LONGEST for each in (*texts, password or ""))
-        right = right and isinstance(requests, list) and len(requests) <= MOST_REQUESTS
-        right = right and all(isinstance(each, str) and len(each) <= _LONGEST for each in requests or ())
-        right = right and all(_is_text(each) for each in (*texts, password or "", *(requests or ())))
-        right = right and type(hours) in (int, float) and 0 < hours <= MOST_HOURS and texts[1] in KINDS
-        if not right:
+        is_valid = all(isinstance(each, str) and len(each) <= _LONGEST for each in (*texts, password or ""))
+        is_valid = is_valid and isinstance(requests, list) and len(requests) <= MOST_REQUESTS
+        is_valid = is_valid and all(isinstance(each, str) and len(each) <= _LONGEST for each in requests or ())
+        is_valid = is_valid and all(_is_text(each) for each in (*texts, password or "", *(requests or ())))
+        is_valid = is_valid and type(hours) in (int, float) and 0 < hours <= MOST_HOURS and texts[1] in KINDS
+        if not is_valid:
             raise AccountError(
                 "this is not a valid login request",
                 why=f"the limits are {MOST_REQUESTS} certificates and {MOST_HOURS:g} hours",
@@ -88,7 +88,9 @@ class LoginIssuer:
     issuances: Buckets = field(default_factory=lambda: Buckets(_FULL_LOGINS, _FULL_LOGINS_RATE))
 
     def log_in(self, request: LoginRequest, source: str = "") -> Mapping[str, Any]:
-        """Issue the certificates that an account requests, with the files that a host needs in addition."""
+        """Authenticate an account, and issue the certificates that it requests; returns them with the other files that
+        a host needs. `source` is the address in the event.
+        """
         about: dict[str, Any] = {"kind": request.kind, "source": source}
         try:
             account, scope = self.registry.log_in(request.account, request.kind, request.secret, request.password)
@@ -119,19 +121,19 @@ class LoginIssuer:
     def _certify_locked(
         self, account: Account, hours: float, requested_identities: Sequence[tuple[Identity, EllipticCurvePublicKey]]
     ) -> list[AccountCertificate]:
-        present = self.registry.certificates()
+        valid_certificates = self.registry.list_certificates()
         identities = [identity for identity, _ in requested_identities]
         for identity in identities:
-            self._check(account, identity, present)
+            self._check(account, identity, valid_certificates)
         if repeated := [each for each in identities if identities.count(each) > 1]:
             raise AccountError(f"{repeated[0].worker} was requested twice", mend="send one request for each worker")
-        present_uris = {each.identity for each in present if each.account == account.name}
-        count = len(present_uris | {identity.uri for identity in identities})
+        own_uris = {each.identity for each in valid_certificates if each.account == account.name}
+        count = len(own_uris | {identity.uri for identity in identities})
         if count > account.workers:
             most = f"{account.workers} worker{'s' * (account.workers != 1)}"
             raise AccountError(
                 f"the account may have {most} at a time, but would have {count}",
-                why=f"it has certificates of {', '.join(sorted(present_uris)) or 'no worker'}",
+                why=f"it has certificates of {', '.join(sorted(own_uris)) or 'no worker'}",
                 mend="ask the owner for more, or wait until a certificate has expired",
             )
         if not self.issuances.take(account.name, len(identities) / (account.workers + _SPARE))[1]:
@@ -144,7 +146,7 @@ class LoginIssuer:
         certificates: list[AccountCertificate] = []
         try:
             for identity, key in requested_identities:
-                certificates.append(self._certify_key(account, hours, identity, key, present))
+                certificates.append(self._certify_key(account, hours, identity, key, valid_certificates))
             if certificates:
                 self.registry.add_certificates(certificates)
         except BaseException:  # they are delivered to no one, and must not block their identities
@@ -158,10 +160,10 @@ class LoginIssuer:
         hours: float,
         identity: Identity,
         key: EllipticCurvePublicKey,
-        present: Sequence[AccountCertificate],
+        valid_certificates: Sequence[AccountCertificate],
     ) -> AccountCertificate:
         digest, moment = files.digest_public_key(key), files.now()
-        old = [each.serial for each in present if each.identity == identity.uri and each.key != digest]
+        old = [each.serial for each in valid_certificates if each.identity == identity.uri and each.key != digest]
         if old:  # from another host: the latest login replaces it
             issue.revoke_locked(self.folder, self.authority, old, f"a later login of {account.name}", moment)
         peer = issue.certify(
@@ -169,7 +171,7 @@ class LoginIssuer:
         ).peer
         return AccountCertificate(peer.serial, account.name, identity.uri, digest, files.format_time(peer.not_after))
 
-    def _check(self, account: Account, identity: Identity, present: Sequence[AccountCertificate]) -> None:
+    def _check(self, account: Account, identity: Identity, valid_certificates: Sequence[AccountCertificate]) -> None:
         """Refuse an account that may not have an identity."""
         self.authority.check(identity)
         if identity.role not in _CERTIFICATE_ROLES[account.role]:
@@ -177,7 +179,7 @@ class LoginIssuer:
             what = f"an account with role {account.role} cannot get the certificate of {article} {identity.role}"
             mend = "whale-nebula login --role auditor" if account.role == AUDITOR else "ask the owner of the cluster"
             raise AccountError(what, mend=mend)
-        for each in present:
+        for each in valid_certificates:
             if each.identity == identity.uri and each.account != account.name:
                 what = f"{identity.worker} belongs to another account until {each.until}"
                 raise AccountError(what, mend="use --index with a different number")
@@ -187,7 +189,7 @@ class LoginIssuer:
         the revoked ones.
         """
         with files.lock_folder(self.folder):
-            valid = self.registry.certificates(name)
+            valid = self.registry.list_certificates(name)
             if valid:
                 issue.revoke_locked(self.folder, self.authority, [each.serial for each in valid], why, files.now())
                 self.registry.remove_certificates(valid)

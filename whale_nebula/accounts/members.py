@@ -25,7 +25,9 @@ _SELECT = "select name, role, state, workers, failures, locked, created from acc
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A user that may train: role, state (enabled or not), number of concurrent workers, and their resource limits."""
+    """A user that may train: role, state (enabled or not), number of concurrent workers, and their resource limits.
+    `failures` counts consecutive failed logins by password, which are refused until the time `locked`, if it is not "".
+    """
 
     name: str
     role: str
@@ -39,7 +41,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class AccountCertificate:
-    """A certificate that was issued to an account."""
+    """A certificate that was issued to an account; `key` is the digest of its public key."""
 
     serial: str
     account: str
@@ -54,7 +56,7 @@ class Accounts(SignedRows):
     def list_accounts(self) -> list[Account]:
         """All accounts, by name."""
         with self.read_transaction():
-            return [self._read(row) for row in self.database.execute(f"{_SELECT} order by name").fetchall()]
+            return [self._read_row(row) for row in self.database.execute(f"{_SELECT} order by name").fetchall()]
 
     def find(self, name: str) -> Account:
         """Find an account; the error for an unknown name suggests one."""
@@ -69,9 +71,9 @@ class Accounts(SignedRows):
     def look_up(self, name: str) -> Account | None:
         """An account, if there is one, within a transaction."""
         row = self.database.execute(f"{_SELECT} where name = ?", (name,)).fetchone()
-        return None if row is None else self._read(row)
+        return None if row is None else self._read_row(row)
 
-    def _read(self, row: tuple[Any, ...]) -> Account:
+    def _read_row(self, row: tuple[Any, ...]) -> Account:
         limits = self.find_value(_LIMITS + row[0])
         return replace(Account(*row), allowance=UNLIMITED if limits is None else Allowance.decode(limits))
 
@@ -100,17 +102,17 @@ class Accounts(SignedRows):
             except sqlite3.IntegrityError:
                 mend = f"whale-nebula accounts show {name}"
                 raise AccountError(f"account {name!r} already exists", mend=mend) from None
-            self._set_limits("add", name, allowance, {"role": role, "workers": workers})
+            self._store_limits("add", name, allowance, {"role": role, "workers": workers})
 
-    def limit(self, name: str, workers: int, allowance: Allowance) -> None:
+    def set_limits(self, name: str, workers: int, allowance: Allowance) -> None:
         """Set the number of workers of an account, and their resource limits: from the next login on."""
         self.find(name)
         with self.write_transaction():
             self.database.execute("update account set workers = ? where name = ?", (workers, name))
-            self._set_limits("limit", name, allowance, {"workers": workers})
+            self._store_limits("limit", name, allowance, {"workers": workers})
 
-    def _set_limits(self, action: str, name: str, allowance: Allowance, more: dict[str, Any]) -> None:
-        """Record new limits of an account in the events."""
+    def _store_limits(self, action: str, name: str, allowance: Allowance, more: dict[str, Any]) -> None:
+        """Store the limits of an account, and record them as an event, within a change."""
         self.set_value(_LIMITS + name, allowance.encode().decode("ascii"))
         self.add_event(action, name, "", "", {**more, **allowance.limits})
 
@@ -150,7 +152,7 @@ class Accounts(SignedRows):
         self.database.execute("delete from secret where account = ?", (name,))
 
     # ------------------------------------------------------------------ certificates
-    def certificates(self, name: str | None = None) -> list[AccountCertificate]:
+    def list_certificates(self, name: str | None = None) -> list[AccountCertificate]:
         """The certificates that are still valid, of one account or of all."""
         with self.read_transaction():
             query = "select * from certificate where until > ? order by identity, until"

@@ -180,8 +180,8 @@ class SignedRows:
 
     def find_value(self, name: str) -> str | None:
         """The text that is stored under a name, within a transaction."""
-        found = self.database.execute("select value from about where name = ?", (name,)).fetchone()
-        return None if found is None else str(found[0])
+        row = self.database.execute("select value from about where name = ?", (name,)).fetchone()
+        return None if row is None else str(row[0])
 
     def set_value(self, name: str, value: str | None) -> None:
         """Store a text under a name within a change; None removes it."""
@@ -209,13 +209,15 @@ class SignedRows:
 
     @cached_property
     def _signer_digest(self) -> str:
-        return files.public_key_digest(self._certificate)
+        return files.digest_certificate_key(self._certificate)
 
     def _read_highest_number(self) -> int:
         return trust.read_highest_number(self.folder / FILE, self._signer_digest)
 
     def _verify_rows(self, highest: int) -> int:
-        """Verify that the rows are signed and not older than the highest number on this host; returns their number."""
+        """Verify that the rows are signed and not older than the highest number on this host; returns
+        the registry's number.
+        """
         number, signature = int(self.find_value("number") or 0), self.find_value("signature") or ""
         try:
             is_valid = files.verify_signature(self._certificate, base64.b64decode(signature), self._make_message())
@@ -255,16 +257,16 @@ class SignedRows:
         with self.read_transaction():
             lines = [str(line).encode() for (line,) in self.database.execute("select line from event order by seq")]
             last = self._last_link()
-        found, link = [], chain.START
+        events, link = [], chain.START
         try:
             for line in lines:
                 record, link = chain.verify_line(line, link)
-                found.append(record)
+                events.append(record)
         except chain.BrokenChainError as error:
             raise changed_error(self.folder, f"event {link.seq + 1}: {error}") from None
         if link != last:
             raise changed_error(self.folder, f"its events end at {link.seq}, but {last.seq} is signed")
-        return found
+        return events
 
 
 def changed_error(folder: Path, why: str) -> AccountError:

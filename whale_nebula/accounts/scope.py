@@ -49,8 +49,8 @@ class Scope:
 
     def check(self, identity: Identity, hours: float) -> None:
         """Refuse a certificate outside the scope."""
-        numbered = self.first is None or self.last is None or self.first <= identity.index <= self.last
-        if self.role not in (None, identity.role) or not numbered:
+        is_in_range = self.first is None or self.last is None or self.first <= identity.index <= self.last
+        if self.role not in (None, identity.role) or not is_in_range:
             raise AccountError(
                 f"the token is not valid for {identity.worker}",
                 why=f"its scope is {self}",

@@ -23,7 +23,7 @@ from cryptography import x509
 from whale_nebula.accounts.login import LoginIssuer
 from whale_nebula.errors import AccountError, ConfigError, NebulaError
 from whale_nebula.security import Files, Identity, files, issue
-from whale_nebula.security.authority import certificate_bytes
+from whale_nebula.security.authority import encode_certificate
 from whale_nebula.security.trust import DenyList, Trust
 from whale_nebula.transport.grpc.limits import (
     Buckets,
@@ -67,18 +67,18 @@ class PendingConnections:
         self._opened_at: dict[Endpoint, float] = {}
         self._known_sources = KnownSources()
 
-    def add(self, end: Endpoint, line: socket.socket) -> None:
+    def add(self, end: Endpoint, connection: socket.socket) -> None:
         """Add a new connection, and close surplus ones."""
         with self._lock:
-            self._sockets[end], self._opened_at[end] = line, self._now()
+            self._sockets[end], self._opened_at[end] = connection, self._now()
         self.close_surplus()
 
-    def replace(self, end: Endpoint, line: socket.socket) -> bool:
+    def replace(self, end: Endpoint, connection: socket.socket) -> bool:
         """Replace the socket of a connection by the one that wraps it; False if the connection was closed meanwhile."""
         with self._lock:
             is_pending = end in self._sockets
             if is_pending:
-                self._sockets[end] = line
+                self._sockets[end] = connection
         return is_pending
 
     def remove(self, end: Endpoint) -> None:
@@ -134,7 +134,7 @@ class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         if not self.open_buckets.take(find_source(str(client_address[0])))[1]:
             self.shutdown_request(request)
             return
-        self.pending.add(find_end(client_address), request)
+        self.pending.add(read_endpoint(client_address), request)
         super().process_request(request, client_address)
 
     def service_actions(self) -> None:
@@ -154,13 +154,13 @@ class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
             if not self.closed:
                 raise
         finally:
-            self.pending.remove(find_end(client_address))
+            self.pending.remove(read_endpoint(client_address))
             self.shutdown_request(request)
 
     def _wrap_socket(self, request: socket.socket, client_address: Any) -> ssl.SSLSocket:
         secured = self.context().wrap_socket(request, server_side=True, do_handshake_on_connect=False)
         try:
-            if not self.pending.replace(find_end(client_address), secured):
+            if not self.pending.replace(read_endpoint(client_address), secured):
                 raise OSError("the connection was closed")
             secured.do_handshake()
         except OSError as error:
@@ -183,27 +183,28 @@ class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         with self._lock:
             moment = files.now()
             if self._context is None or self._valid_until - moment < timedelta(days=DAYS / 4):
-                found = certify_service(self.issuer, self.identity)
+                own_files = certify_service(self.issuer, self.identity)
                 context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
                 context.minimum_version = ssl.TLSVersion.TLSv1_2
-                context.load_cert_chain(found.cert, found.key)
+                context.load_cert_chain(own_files.cert, own_files.key)
                 context.set_alpn_protocols([self.protocol])
                 self.restrict_context(context)
                 self._context = context
-                self._valid_until = files.peer(files.certificate(found.cert.read_bytes(), str(found.cert))).not_after
+                certificate = files.parse_certificate(own_files.cert.read_bytes(), str(own_files.cert))
+                self._valid_until = files.read_peer(certificate).not_after
             return self._context
 
     def restrict_context(self, context: ssl.SSLContext) -> None:
         """Further restrictions of the TLS context."""
 
 
-def find_end(client_address: Any) -> Endpoint:
-    """The other end of a connection, by its address."""
+def read_endpoint(client_address: Any) -> Endpoint:
+    """The other end of a connection, from the address that Python's servers pass."""
     return Endpoint(normalize_address(str(client_address[0])), int(client_address[1]))
 
 
 def certify_service(issuer: LoginIssuer, identity: Identity) -> Files:
-    """The files of the service's own certificate, which is created or renewed."""
+    """Issue or renew the certificate of a service of this host; returns its files."""
     issued = [each for each in issue.list_issued(issuer.folder) if each.identity == identity]
     issue_certificate = issue.renew if issued and Files.in_folder(issuer.folder, identity).key.exists() else issue.issue
     return issue_certificate(issuer.folder, issuer.authority, [identity], DAYS)[0].files
@@ -241,14 +242,14 @@ def run_server(
 
 # ---------------------------------------------------------------------- the client
 def make_client_context(ca: bytes, protocol: str) -> tuple[ssl.SSLContext, list[x509.Certificate]]:
-    """The TLS context for a protocol that accepts certificates of these authorities; and the authorities."""
+    """The TLS context for a protocol that accepts certificates of the authorities in `ca`; and these authorities."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     context.set_alpn_protocols([protocol])
-    known = files.certificates(ca, "ca.pem")
-    context.load_verify_locations(cadata=b"".join(map(certificate_bytes, known)).decode("ascii"))
-    return context, known
+    authorities = files.parse_certificates(ca, "ca.pem")
+    context.load_verify_locations(cadata=b"".join(map(encode_certificate, authorities)).decode("ascii"))
+    return context, authorities
 
 
 @contextlib.contextmanager
@@ -256,11 +257,11 @@ def dial(
     host: str,
     port: int,
     context: ssl.SSLContext,
-    known: Sequence[x509.Certificate],
+    authorities: Sequence[x509.Certificate],
     expected: Identity,
     protocol: str,
 ) -> Iterator[ssl.SSLSocket]:
-    """Connect to a service of this protocol, and verify its identity."""
+    """Connect to a service of this protocol, whose certificate must name `expected`, by one of `authorities`."""
     where = f"{host}:{port}"
     try:
         plain = socket.create_connection((host, port), SECONDS)
@@ -281,7 +282,7 @@ def dial(
             raise unreachable_error(where, error) from None
         with secured:
             pem = ssl.DER_cert_to_PEM_cert(secured.getpeercert(binary_form=True) or b"")
-            Trust(known, DenyList(None)).check(files.certificate(pem, where), expected, subject=where)
+            Trust(authorities, DenyList(None)).check(files.parse_certificate(pem, where), expected, subject=where)
             if secured.selected_alpn_protocol() != protocol:
                 raise AccountError(f"{where} is a different service of {expected.cluster}", mend=_AT_OPTION)
             yield secured
@@ -294,11 +295,11 @@ def _find_refusal(where: str, protocol: str, error: ssl.SSLError) -> AccountErro
     """The error for a connection that a gateway does not hand over to a service."""
     reason, noun = str(error).upper().replace(" ", "_"), NOUNS[protocol]  # Python has no name for some alerts
     if "NO_APPLICATION_PROTOCOL" in reason:
-        what = f"the gateway at {where} has no {noun} behind it"
+        what = f"the gateway at {where} does not serve {noun}"
         return AccountError(what, mend="whale-nebula gateway --services FOLDER there; or --at HOST:PORT of the service")
     if "INTERNAL_ERROR" in reason:
         mend = f"its owner starts it with: {COMMANDS[protocol]}"
-        return AccountError(f"the service of {noun} behind the gateway at {where} is not running", mend=mend)
+        return AccountError(f"the service for {noun} behind the gateway at {where} is not running", mend=mend)
     return None
 
 

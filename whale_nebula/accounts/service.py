@@ -21,9 +21,9 @@ from whale_nebula.accounts.server import (
     SECONDS,
     TlsServer,
     dial,
-    find_end,
     find_source,
     make_client_context,
+    read_endpoint,
     run_server,
     unreachable_error,
 )
@@ -46,8 +46,8 @@ class _Server(TlsServer):
     low_priority = True
 
     def __init__(self, address: tuple[str, int], issuer: LoginIssuer, identity: Identity) -> None:
-        self.each = Buckets(_ADDRESS_BURST, _RATE)
-        self.all = {is_known: TokenBucket(_ALL_BURST, _ALL_RATE) for is_known in (False, True)}
+        self.address_buckets = Buckets(_ADDRESS_BURST, _RATE)
+        self.total_buckets = {is_known: TokenBucket(_ALL_BURST, _ALL_RATE) for is_known in (False, True)}
         super().__init__(address, _Handler, issuer, identity)
 
 
@@ -75,7 +75,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(404, _UNKNOWN_REQUEST)
             return
         # sources from which an account has logged in have a limit apart, which strangers cannot exhaust
-        if not (server.each.take(find_source(host))[1] and server.all[server.pending.is_known(host)].take()):
+        total_bucket = server.total_buckets[server.pending.is_known(host)]
+        if not (server.address_buckets.take(find_source(host))[1] and total_bucket.take()):
             self._refuse(429, AccountError("too many requests", mend="try again in some seconds"))
             return
         size = self.headers.get("Content-Length", "")
@@ -89,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
         except AccountError as error:
             self._refuse(400, error)
         else:
-            server.pending.remove(find_end(self.client_address))  # what is computed from here on is limited above
+            server.pending.remove(read_endpoint(self.client_address))  # what is computed from here on is limited above
             self._answer_login(request, host)
 
     def _answer_login(self, request: LoginRequest, host: str) -> None:
@@ -153,9 +154,9 @@ class LoginClient(NamedTuple):
 
     def _send_request(self, method: str, path: str, content: str | None = None) -> dict[str, Any]:
         where = f"{self.host}:{self.port}"
-        context, known = make_client_context(self.ca, handover.LOGIN)
+        context, authorities = make_client_context(self.ca, handover.LOGIN)
         expected = Identity(self.run, self.cluster, OPERATOR)
-        with dial(self.host, self.port, context, known, expected, handover.LOGIN) as secured:
+        with dial(self.host, self.port, context, authorities, expected, handover.LOGIN) as secured:
             try:
                 connection = http.client.HTTPConnection(self.host, timeout=SECONDS)
                 connection.sock = secured

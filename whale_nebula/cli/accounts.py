@@ -223,7 +223,7 @@ def _list(call: CommandCall) -> Answer:
 
 def _show(call: CommandCall) -> Answer:
     found, secrets = call.registry.find(call.name), call.registry.list_secrets(call.name)
-    certificates = call.registry.certificates(call.name)
+    certificates = call.registry.list_certificates(call.name)
     fields = {**asdict(found), "allowance": str(found.allowance)}
     lines = [f"{name}: {value}" for name, value in fields.items() if value != ""]
     lines += [
@@ -243,7 +243,7 @@ def _limit(call: CommandCall) -> Answer:
     found, workers = call.registry.find(call.name), call.parser.number("--workers", call.args.workers)
     allowed = call.allowance(found.allowance)
     workers = found.workers if workers is None else workers
-    call.registry.limit(call.name, workers, allowed)
+    call.registry.set_limits(call.name, workers, allowed)
     text = f"{call.name}: workers {workers}{f', {allowed}' * bool(allowed)}, from the next login on"
     return {"limited": call.name, "workers": workers, **allowed.limits}, text
 

@@ -307,7 +307,7 @@ def _describe_signed(found: FoundApproval, digests: Sequence[str]) -> list[str]:
 def _list_approvals(args: argparse.Namespace, signer: Authority | None = None) -> Sequence[FoundApproval]:
     """All approvals; those that are not signed by `signer`, or by default by a trusted owner, have a fault."""
     config, folder, approvals = _find_folders(args)
-    known, revoked = authority.authorities(folder), folder / files.REVOKED
+    known, revoked = authority.load_certificates(folder), folder / files.REVOKED
     denied = DenyList(revoked if revoked.exists() else None, known)
     trust = Trust(known if signer is None else [signer.certificate], denied)
     return approval.read_all(approvals, trust, config.run, files.now())

@@ -125,7 +125,7 @@ def _verify(argv: Sequence[str]) -> int:
         trust: Trust | None = None
         revoked: Revocations = {}
         if args.ca is not None:
-            trust = Trust(files.certificates(files.read(args.ca, "the authority's certificate"), args.ca))
+            trust = Trust(files.parse_certificates(files.read(args.ca, "the authority's certificate"), args.ca))
             revoked = _load_revoked(args, trust)
         verdict = verify(path, _read_heads(args.heads), trust, revoked)
     except NebulaError as error:
@@ -150,7 +150,7 @@ def _load_revoked(args: argparse.Namespace, trust: Trust) -> Revocations:
 
 def _format_text(verdict: Verdict, args: argparse.Namespace) -> str:
     name, why = Path(verdict.path).name, escape_foreign_text(verdict.why)
-    if verdict.apart:
+    if verdict.is_unrelated:
         return f"{name} and the given heads or authority do not belong together\n  why: {why}\n  mend: {_PAIR_FIX}"
     if not verdict.ok:
         return f"{name}: record {verdict.bad} is the first invalid one\n  why: {why}"

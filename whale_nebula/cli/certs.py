@@ -424,7 +424,7 @@ def _find_current_serial(folder: Path, newest: Peer, at: datetime) -> str | None
     if not path.exists():
         return newest.serial if newest.not_after >= at else None
     try:
-        return files.serial(files.certificate(files.read(path, "a certificate"), str(path)))
+        return files.format_serial(files.parse_certificate(files.read(path, "a certificate"), str(path)))
     except IdentityError as error:
         what = f"the certificate of {identity.worker} cannot be read"
         why = error.why or error.what
@@ -446,7 +446,7 @@ def _list_revoked(folder: Path) -> Mapping[str, Revocation]:
 def load_deny_list(folder: Path) -> SignedList | None:
     """The deny list of a folder, if it has one."""
     path = folder / files.REVOKED
-    return trust.load(path, authority.authorities(folder)) if path.exists() else None
+    return trust.load(path, authority.load_certificates(folder)) if path.exists() else None
 
 
 def make_deny_list_document(found: SignedList | None) -> dict[str, Any] | None:
@@ -465,11 +465,11 @@ def make_authority_document(folder: Path) -> dict[str, Any]:
     certificate = authority.load_certificate(folder)
     at = files.now()
     return {
-        "run": files.authority_run(certificate),
+        "run": files.find_authority_run(certificate),
         "folder": str(folder),
         "authority": {
             "ca": str(folder / authority.CA),
-            "serial": files.serial(certificate),
+            "serial": files.format_serial(certificate),
             "not_after": certificate.not_valid_after_utc.isoformat(),
             "state": find_state(certificate.not_valid_before_utc, certificate.not_valid_after_utc, at),
             "can_issue": (folder / authority.KEY).exists(),
@@ -499,11 +499,12 @@ def format_table(folder: Path) -> str:
     at, end = files.now(), certificate.not_valid_after_utc
     state = find_state(certificate.not_valid_before_utc, end, at)
     where = "" if (folder / authority.KEY).exists() else "; its key is on another host"
-    run, clusters = files.authority_run(certificate), files.authority_clusters(certificate)
+    run, clusters = files.find_authority_run(certificate), files.list_authority_clusters(certificate)
     scope = f" for {', '.join(clusters)}" * bool(clusters)
     until = f"{format_moment(end)} ({describe_time(end - at)}, {state})"
     lines = [f"run {run}: authority{scope} valid until {until}{where}"]
-    trusted = [name for each in authority.authorities(folder)[1:] for name in files.authority_clusters(each)]
+    others = authority.load_certificates(folder)[1:]
+    trusted = [name for each in others for name in files.list_authority_clusters(each)]
     lines += [f"other trusted authorities: for {', '.join(trusted)}"] * bool(trusted)
     denied = load_deny_list(folder)
     if denied is None:

@@ -131,7 +131,7 @@ class Login:
             mend = f"store the ca.pem that came with the invitation there: mkdir -m 700 {self.folder}"
             raise AccountError("missing certificate of the owner's authority", where=str(ca), mend=mend)
         data = files.read(ca, "the authority's certificate")
-        run = args.run or config.run or files.authority_run(files.certificate(data, str(ca))) or "run"
+        run = args.run or config.run or files.find_authority_run(files.parse_certificate(data, str(ca))) or "run"
         self.requested_identities = [Identity(run, *each) for each in requested_identities]
         self.service = LoginClient(host, port, data, run, args.cluster)
         self.args, self.hours = args, hours
@@ -145,9 +145,9 @@ class Login:
         kind, secret, password = _ask_secret(self.args)
         texts = [each.path.read_text("ascii") for each in requests]
         answer = self.service.log_in(LoginRequest(account, kind, secret, texts, self.hours, password))
-        certificates = [files.certificate(str(pem), "the service's answer") for pem in answer["certificates"]]
+        certificates = [files.parse_certificate(str(pem), "the service's answer") for pem in answer["certificates"]]
         for each, certificate in zip(requests, certificates, strict=True):
-            peer = files.peer(certificate)
+            peer = files.read_peer(certificate)
             if (peer.identity, peer.key[:32]) != (each.identity, each.digest):
                 what = f"the service returned a certificate that does not match {each.identity.worker} and its key"
                 raise AccountError(what, where=self.service.host, mend="ask the owner of the cluster")
@@ -169,7 +169,9 @@ class Login:
         """Refuse to replace the key and certificate of another account."""
         path, present_account = Files.in_folder(self.folder, identity).cert, ""
         with contextlib.suppress(NebulaError):  # missing or unreadable
-            present_account = files.peer(files.certificate(files.read(path, "a certificate"), str(path))).account
+            present_account = files.read_peer(
+                files.parse_certificate(files.read(path, "a certificate"), str(path))
+            ).account
         if present_account not in ("", account):
             raise AccountError(
                 f"{path} belongs to account {escape_foreign_text(present_account, 64)}, not to {account}",
@@ -181,7 +183,7 @@ class Login:
         """Store the current deny lists of the authorities that this host trusts; skips those of unknown owners, and
         older ones.
         """
-        known = authority.authorities(self.folder)
+        known = authority.load_certificates(self.folder)
         with files.lock_folder(self.folder):
             for text in lists.values():
                 owners.store_deny_list(self.folder, text.encode("utf-8", "replace"), known, refuse=False)

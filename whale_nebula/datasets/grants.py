@@ -42,7 +42,9 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """A request of an account for access, and its outcome."""
+    """A request of an account for access to a dataset, and its outcome; `asked`, `decided` and `until` are times as
+    text.
+    """
 
     number: str
     dataset: str
@@ -103,7 +105,7 @@ class Grants:
         return Dataset(*row)
 
     def find_readable(self, name: str) -> Dataset:
-        """A dataset that may be read now."""
+        """A dataset; raises if it was withdrawn or has expired."""
         return _check_readable(self.find(name), format_time(self.registry.now()))
 
     # ------------------------------------------------------------------ grants
@@ -136,10 +138,10 @@ class Grants:
             row = rows.database.execute(query, (number,)).fetchone()
             if row is None:
                 raise AccessError(f"unknown request {number[:64]!r}", mend="whale-nebula data grants")
-            found = Permission(*row)
+            permission = Permission(*row)
             if state == GRANTED:
-                until = min(until, _check_readable(self._look_up(found.dataset), now).expires)
-            decided = replace(found, state=state, decided=now, until=until if state == GRANTED else "")
+                until = min(until, _check_readable(self._look_up(permission.dataset), now).expires)
+            decided = replace(permission, state=state, decided=now, until=until if state == GRANTED else "")
             query = "insert or replace into permission values (?, ?, ?, ?, ?, ?, ?, ?)"
             rows.database.execute(query, astuple(decided))
             more = {"dataset": decided.dataset, "number": number, "until": decided.until, "purpose": decided.purpose}
@@ -160,39 +162,41 @@ class Grants:
         """
         now = format_time(self.registry.now())
         with self.registry.read_transaction():
-            known = self.registry.look_up(account)
+            known_account = self.registry.look_up(account)
             query = "select * from permission where dataset = ? and account = ? order by rowid"
-            found = [Permission(*row) for row in self.registry.database.execute(query, (name, account))]
+            permissions = [Permission(*row) for row in self.registry.database.execute(query, (name, account))]
             dataset = self._look_up(name)
-        if known is None or known.state != ENABLED:
+        if known_account is None or known_account.state != ENABLED:
             raise AccessError(f"account {account!r} is not enabled here", mend="ask the owner of the data")
         _check_readable(dataset, now)
-        matching = [each for each in found if purpose is None or each.purpose == purpose]
-        good = [each for each in matching if each.state == GRANTED and each.until > now]
-        if not good:
-            raise AccessError(f"{account} may not read dataset {name!r}", why=_explain(matching, found, now))
-        return dataset, max(good, key=lambda each: each.until)
+        matching = [each for each in permissions if purpose is None or each.purpose == purpose]
+        valid = [each for each in matching if each.state == GRANTED and each.until > now]
+        if not valid:
+            raise AccessError(
+                f"{account} may not read dataset {name!r}", why=_explain_refusal(matching, permissions, now)
+            )
+        return dataset, max(valid, key=lambda each: each.until)
 
 
-def _check_readable(found: Dataset, now: str) -> Dataset:
-    if found.state != PUBLISHED:
-        raise AccessError(f"dataset {found.name!r} was withdrawn", mend="ask its owner")
-    if found.expires <= now:
+def _check_readable(dataset: Dataset, now: str) -> Dataset:
+    if dataset.state != PUBLISHED:
+        raise AccessError(f"dataset {dataset.name!r} was withdrawn", mend="ask its owner")
+    if dataset.expires <= now:
         raise AccessError(
-            f"dataset {found.name!r} expired at {found.expires}", mend="ask its owner to publish it again"
+            f"dataset {dataset.name!r} expired at {dataset.expires}", mend="ask its owner to publish it again"
         )
-    return found
+    return dataset
 
 
 _ACTIONS = {GRANTED: "grant", DENIED: "deny", WITHDRAWN: "withdraw grant"}
 
 
-def _explain(matching: list[Permission], found: list[Permission], now: str) -> str:
+def _explain_refusal(matching: list[Permission], permissions: list[Permission], now: str) -> str:
     """Why none of these grants an account access."""
-    if not found:
+    if not permissions:
         return "it has not requested access"
     if not matching:
-        return f"access was granted for {found[-1].purpose!r}, not for this purpose"
+        return f"access was granted for {permissions[-1].purpose!r}, not for this purpose"
     last = matching[-1]
     if last.state == GRANTED:
         return f"its grant expired at {last.until}"

@@ -39,7 +39,9 @@ _MOST_RUNS = 10_000  # whose versions are remembered; for others each record has
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """The reader: account ("" is the owner) and certificate, and its stated run, program, purpose and versions."""
+    """The reader: account ("" is the owner) and `actor`, its identity; and its stated run, program, purpose and
+    versions.
+    """
 
     account: str
     actor: str
@@ -51,7 +53,7 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """The requested rows: the pass, and the positions in its order."""
+    """The requested rows: the seed and the number of the pass, and the positions from `first` to before `last`."""
 
     dataset: str
     seed: int | None
@@ -138,7 +140,7 @@ class Guard:
         return {} if known or not reader.versions else {"versions": reader.versions}
 
     def _authorize(self, reader: Reader, name: str) -> tuple[Dataset, str, str]:
-        """The dataset, the number of the grant, and its purpose."""
+        """The dataset, and the number and the purpose of the grant; raises if the reader may not read it."""
         if not reader.account:
             return self.grants.find_readable(name), "", reader.purpose or ""
         dataset, grant = self.grants.check(reader.account, name, reader.purpose)
@@ -215,15 +217,13 @@ insert into usage values (?, ?, ?, ?, ?) on conflict do update
 
 
 class Usage:
-    """The counts of an owner. Thread-safe."""
+    """The rows and bytes that accounts have read of an owner's datasets, in total and by run. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / FILE
-        self._lock, self._opening_locks = threading.Lock(), folder / f"{FILE}.lock"
+        self._lock, self._lock_path = threading.Lock(), folder / f"{FILE}.lock"
         try:
-            with files.hold_lock(
-                self._opening_locks
-            ):  # SQLite does not wait for others to change the mode of the journal
+            with files.hold_lock(self._lock_path):  # SQLite does not wait for others to change the mode of the journal
                 path.touch(files.SECRET)
                 self._database = sqlite3.connect(
                     path, check_same_thread=False, isolation_level=None, timeout=_BUSY_SECONDS
@@ -238,7 +238,7 @@ class Usage:
         """Close the file."""
         with self._lock, contextlib.ExitStack() as database:
             with contextlib.suppress(OSError):  # the folder is gone
-                database.enter_context(files.hold_lock(self._opening_locks))
+                database.enter_context(files.hold_lock(self._lock_path))
             self._database.close()  # the last one removes the journal
 
     def count(self, dataset: str, account: str, run: str, limits: Limits, rows: int, size: int) -> None:
@@ -253,7 +253,7 @@ class Usage:
                     if what == "total" or counted_run != ALL_RUNS:  # a reader without a run counts in the total only
                         row = (dataset, account, counted_run, rows, size)
                         total = self._database.execute(_COUNT, row).fetchone()
-                    _check(bound, total, f"{account} has reached the {what} limit of dataset {dataset!r}")
+                    _check_bound(bound, total, f"{account} has reached the {what} limit of dataset {dataset!r}")
                 self._database.execute("commit")
             except sqlite3.Error as error:
                 raise AccessError("cannot count reads", why=str(error)) from None
@@ -267,7 +267,9 @@ class Usage:
             if bound == Bound():
                 continue
             rows, size = self.find(dataset, account, counted_run)
-            _check(bound, (rows + count, size + 1), f"{account} has reached the {what} limit of dataset {dataset!r}")
+            _check_bound(
+                bound, (rows + count, size + 1), f"{account} has reached the {what} limit of dataset {dataset!r}"
+            )
 
     def find(self, dataset: str, account: str, run: str = ALL_RUNS) -> tuple[int, int]:
         """The rows and bytes that an account has read, in a run or in total."""
@@ -282,10 +284,10 @@ def _check_batch_size(size: int) -> None:
         raise AccessError(f"a batch of {size} bytes is too large", mend="use a smaller batch=")
 
 
-def _check(bound: Bound, total: tuple[int, int], what: str) -> None:
-    for most, found, unit in ((bound.rows, total[0], "rows"), (bound.bytes, total[1], "bytes")):
-        if most is not None and found > most:
-            why = f"the limit is {most} {unit}, and this request would increase the count to {found}"
+def _check_bound(bound: Bound, total: tuple[int, int], what: str) -> None:
+    for limit, count, unit in ((bound.rows, total[0], "rows"), (bound.bytes, total[1], "bytes")):
+        if limit is not None and count > limit:
+            why = f"the limit is {limit} {unit}, and this request would increase the count to {count}"
             raise AccessError(what, why=why, mend="ask the owner of the data for a higher limit")
 
 

@@ -67,7 +67,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Interface:
-    """A dataset interface. `document` is the owner's text as plain JSON, and `digest` identifies it."""
+    """A dataset interface. `document` is the owner's text as JSON values, and `digest` identifies it."""
 
     name: str
     about: str
@@ -182,8 +182,8 @@ def _read_source(place: Place) -> Callable[[Path], Source]:
     return lambda folder: sources.open_tfrecord(folder, pattern, features)
 
 
-def _require_columns(found: object, place: Place, mend: str) -> None:
-    if not found:
+def _require_columns(columns: object, place: Place, mend: str) -> None:
+    if not columns:
         raise place.make_error("missing columns of the source", mend=mend)
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from whale_nebula.accounts.server import dial, make_client_context
 from whale_nebula.config.place import split_address
-from whale_nebula.datasets.guard import Guard, Reader, ReadRequest
+from whale_nebula.datasets.guard import MOST_BYTES, Guard, Reader, ReadRequest
 from whale_nebula.datasets.report import MOST_REPORT_BYTES, Log, Period, Report, decode_report
 from whale_nebula.datasets.schema import (
     ANSWER,
@@ -27,7 +27,7 @@ from whale_nebula.datasets.schema import (
     Frame,
     Schema,
     decode_columns,
-    most_bytes,
+    find_max_bytes,
     read_frame,
     read_schema,
     write_frame,
@@ -39,7 +39,6 @@ from whale_nebula.security.audit import Head, KeptHeads
 from whale_nebula.security.trust import Trust
 from whale_nebula.transport import handover
 
-MOST_BYTES = 256 << 20
 _ANONYMOUS = Reader("", "")
 _PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 
@@ -65,7 +64,7 @@ class RowSelection(NamedTuple):
 
 
 class DatasetClient(Protocol):
-    """A source from which datasets are read."""
+    """Reads datasets of one owner."""
 
     def describe(self, name: str) -> DatasetInfo:
         """The description of a readable dataset."""
@@ -115,26 +114,26 @@ class RemoteClient:
 
     def describe(self, name: str) -> DatasetInfo:
         """The description of a readable dataset."""
-        with self._open() as line:
-            return self._start_read(line, RowSelection(name, None, 0, 0, 0, 1), "")
+        with self._open() as connection:
+            return self._start_read(connection, RowSelection(name, None, 0, 0, 0, 1), "")
 
     def list_datasets(self) -> list[dict[str, Any]]:
         """The datasets to which access may be requested."""
-        with self._open() as line:
-            found = line.ask({"ask": "list"}).message.get("datasets")
+        with self._open() as connection:
+            found = connection.ask({"ask": "list"}).message.get("datasets")
             return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
     def request(self, name: str, purpose: str) -> str:
         """Request access to a dataset; returns the number of the request."""
-        with self._open() as line:
-            answer = line.ask({"ask": "request", "dataset": name, "purpose": purpose})
+        with self._open() as connection:
+            answer = connection.ask({"ask": "request", "dataset": name, "purpose": purpose})
             return escape_foreign_text(answer.message.get("number"), 64)
 
     def fetch_report(self, period: Period) -> tuple[Report, list[Log]]:
         """Request the report of the reads of the owner's data in a period: for auditors."""
         request = {"ask": "report", "since": period.since.isoformat(), "until": period.until.isoformat()}
-        with self._open() as line:
-            data = line.ask(request, MOST_REPORT_BYTES).data
+        with self._open() as connection:
+            data = connection.ask(request, MOST_REPORT_BYTES).data
         try:
             return decode_report(json.loads(bytes(data)))
         except (ValueError, RecursionError):
@@ -142,17 +141,17 @@ class RemoteClient:
 
     def read(self, selection: RowSelection, info: DatasetInfo) -> Iterator[dict[str, Any]]:
         """The batches, one after the other."""
-        failures, silent_since = 0, 0.0
+        failures, failing_since = 0, 0.0
         while selection.first < selection.last:
             try:
                 for columns, last in self._stream(selection, info):
                     failures, selection = 0, selection._replace(first=last)
                     yield columns
             except (OSError, EOFError, _UnreachableError) as error:
-                moment = time.monotonic()
-                silent_since = moment if not failures else silent_since
+                now = time.monotonic()
+                failing_since = now if not failures else failing_since
                 failures += 1
-                if moment - silent_since > self.patience:
+                if now - failing_since > self.patience:
                     why = f"there was no connection for longer than patience, {self.patience:g} s: {error}"
                     raise AccessError(
                         f"dataset {selection.dataset!r} cannot be read", where=self._where, why=why
@@ -160,14 +159,14 @@ class RemoteClient:
                 self.sleep(min(_LONGEST_PAUSE, _PAUSE * 2.0**failures))
 
     def _stream(self, selection: RowSelection, info: DatasetInfo) -> Iterator[tuple[dict[str, Any], int]]:
-        with self._open(is_retry=True) as line:
-            found = self._start_read(line, selection, info.edition)
+        with self._open(is_retry=True) as connection:
+            found = self._start_read(connection, selection, info.edition)
             if found != info:
                 what = f"dataset {selection.dataset!r} has changed since the run began to read"
                 raise AccessError(what, mend="start the run again")
             for first in range(selection.first, selection.last, selection.batch):
                 rows = min(selection.batch, selection.last - first)
-                frame = line.take(BATCH, min(most_bytes(info.schema, rows), MOST_BYTES))
+                frame = connection.take(BATCH, min(find_max_bytes(info.schema, rows), MOST_BYTES))
                 if (frame.message.get("first"), frame.message.get("rows")) != (first, rows):
                     raise AccessError("the service sent different rows than requested", where=self._where)
                 try:
@@ -177,7 +176,7 @@ class RemoteClient:
                     raise AccessError(
                         "the service sent rows that do not match the schema", where=self._where, why=why
                     ) from None
-            self._keep_head(line.take(END).message.get("head"))
+            self._keep_head(connection.take(END).message.get("head"))
 
     def _keep_head(self, message: object) -> None:
         """Store the signed head of the service's log next to the certificate, and report a log that was rolled back."""
@@ -185,16 +184,16 @@ class RemoteClient:
         if not isinstance(message, dict):
             return
         try:
-            known = files.read(self.paths.ca, "the authority's certificate")
-            trust = Trust(files.certificates(known, str(self.paths.ca)))
+            pem = files.read(self.paths.ca, "the authority's certificate")
+            trust = Trust(files.parse_certificates(pem, str(self.paths.ca)))
             KeptHeads(path, trust).keep(Head.from_dict(message), self._service_identity)
         except AuditError as error:
             warning = NebulaWarning(error.what, where=self._where, why=error.why, mend=error.mend)
             warnings.warn_explicit(warning, NebulaWarning, str(path), 0)
 
-    def _start_read(self, line: _Connection, selection: RowSelection, edition: str) -> DatasetInfo:
+    def _start_read(self, connection: _Connection, selection: RowSelection, edition: str) -> DatasetInfo:
         reader = self.reader
-        message = line.ask({
+        message = connection.ask({
             "ask": "read", **selection._asdict(), "edition": edition, "run": reader.run, "program": reader.program,
             "purpose": reader.purpose, "versions": reader.versions,
         }).message  # fmt: skip
@@ -218,7 +217,9 @@ class RemoteClient:
     @contextlib.contextmanager
     def _open(self, is_retry: bool = False) -> Iterator[_Connection]:
         """Connect to the service. TLS errors about our own certificate are translated."""
-        context, known = make_client_context(files.read(self.paths.ca, "the authority's certificate"), handover.DATA)
+        context, authorities = make_client_context(
+            files.read(self.paths.ca, "the authority's certificate"), handover.DATA
+        )
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         files.read(self.paths.key, "the key of this account's certificate", secret=True)
         try:
@@ -226,7 +227,7 @@ class RemoteClient:
         except (OSError, ssl.SSLError) as error:
             raise AccessError("cannot use this certificate", where=str(self.paths.cert), why=str(error)) from None
         try:
-            with dial(self.host, self.port, context, known, self._service_identity, handover.DATA) as secured:
+            with dial(self.host, self.port, context, authorities, self._service_identity, handover.DATA) as secured:
                 try:
                     yield _Connection.begin(secured)
                 except ssl.SSLError as error:
@@ -261,10 +262,10 @@ class _Connection:
 
     @classmethod
     def begin(cls, secured: ssl.SSLSocket) -> _Connection:
-        line = cls(secured, "")
-        line._nonce = str(line.take(HELLO).message.get("nonce"))
+        connection = cls(secured, "")
+        connection._nonce = str(connection.take(HELLO).message.get("nonce"))
         secured.settimeout(600.0)
-        return line
+        return connection
 
     def ask(self, message: dict[str, Any], most_data: int = 0) -> Frame:
         self._number += 1
@@ -283,22 +284,24 @@ class _Connection:
 
 
 def find_account(folder: Path, run: str | None, cluster: str, role: str = WORKER) -> tuple[Identity, Files]:
-    """The newest certificate in a folder that was issued to an account for a role in a cluster."""
-    found = []
+    """The identity and the files of the newest certificate in a folder for a role in a cluster: of those that were
+    issued to accounts, if there are any.
+    """
+    candidates = []
     for path in sorted(folder.glob(f"{cluster}-{role}-*.pem")):
         with contextlib.suppress(IdentityError):
-            peer = files.peer(files.certificate(path.read_bytes(), str(path)))
+            peer = files.read_peer(files.parse_certificate(path.read_bytes(), str(path)))
             if (
                 peer.identity.cluster == cluster
                 and path.with_suffix(".key").exists()
                 and run in (None, peer.identity.run)
             ):
-                found.append((bool(peer.account), peer.not_after, peer.identity))
-    if not found:
+                candidates.append((bool(peer.account), peer.not_after, peer.identity))
+    if not candidates:
         of_role = f" --role {role}" * (role != WORKER)
         mend = f"whale-nebula login --cluster {cluster}{of_role} --at HOST:PORT --account NAME --folder {folder}"
         raise AccessError(f"missing certificate of an account of {cluster}", where=str(folder), mend=mend)
-    identity = max(found)[2]
+    identity = max(candidates)[2]
     return identity, Files.in_folder(folder, identity)
 
 

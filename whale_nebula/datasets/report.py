@@ -156,7 +156,9 @@ class Log(NamedTuple):
 def report_accesses(
     folder: Path, registry: Registry, period: Period, logs: Sequence[Path] = (), approvals: Path | None = None
 ) -> tuple[Report, list[Log]]:
-    """Create the report of a period from these logs, by default all in the authority's folder, which must be intact."""
+    """The report of a period, and the verified logs from which it was made: by default all in the authority's folder.
+    Raises `AuditError` if one was changed.
+    """
     events, home = registry.list_events(), folder / AUDIT
     positions = _find_positions(events)
     paths = logs or [each for each in sorted(home.glob("data-*.jsonl")) if each == list_log_files(each)[-1]]
@@ -175,7 +177,7 @@ def record_position(
     """Record an event with the signed position of a log of reads: a report finds a log that was deleted, or changed
     before this position.
     """
-    head = log.head()
+    head = log.sign_head()
     position = {} if head is None else {"log": log.path.name, "head": head._asdict()}
     registry.record_event(action, account, decision, "", **more, **position)
 
@@ -194,7 +196,7 @@ def _verify(path: Path, folder: Path, positions: Sequence[Head]) -> Verdict:
     While a service writes to it, the last record may be incomplete: then a later record is the first invalid one in the
     next try.
     """
-    known = authority.authorities(folder)
+    known = authority.load_certificates(folder)
     denied = folder / files.REVOKED
     revoked = load(denied, known).revoked if denied.exists() else {}
     bad = -1
@@ -216,7 +218,7 @@ def _verify(path: Path, folder: Path, positions: Sequence[Head]) -> Verdict:
 def _read_records(path: Path) -> Iterator[dict[str, Any]]:
     for each in list_log_files(path):
         for line in each.read_bytes().split(b"\n"):
-            record = chain.parse(line)
+            record = chain.parse_line(line)
             if record is not None:
                 yield record
 
@@ -225,7 +227,7 @@ def _find_approvals(approvals: Path | None, folder: Path) -> dict[str, str]:
     """The approvers of scripts by their digests, from all approvals signed by this authority, also expired ones."""
     if approvals is None:
         return {}
-    known, denied = authority.authorities(folder), folder / files.REVOKED
+    known, denied = authority.load_certificates(folder), folder / files.REVOKED
     trust = Trust(known, DenyList(denied if denied.exists() else None, known))
     found = {}
     for each in approval.read_all(approvals, trust, None, files.now()):

@@ -111,7 +111,7 @@ def count_bytes(schema: Schema, columns: Columns) -> int:
     return size
 
 
-def most_bytes(schema: Schema, rows: int) -> int:
+def find_max_bytes(schema: Schema, rows: int) -> int:
     """An upper bound of the bytes of this many rows."""
     texts = sum(math.prod(each.shape) for each in schema if each.dtype == STRING)
     return rows * (sum(each.row_bytes for each in schema) + texts * LONGEST_TEXT)
@@ -155,8 +155,8 @@ def read_schema(message: Any) -> Schema:
     found = []
     for row in message if isinstance(message, Sequence) else ():
         name, dtype, shape = row
-        right = isinstance(name, str) and dtype in DTYPES and isinstance(shape, list) and len(shape) <= 8
-        if not right or not all(type(axis) is int and 0 < axis < 1 << 31 for axis in shape):
+        is_valid = isinstance(name, str) and dtype in DTYPES and isinstance(shape, list) and len(shape) <= 8
+        if not is_valid or not all(type(axis) is int and 0 < axis < 1 << 31 for axis in shape):
             raise ValueError("invalid column")
         found.append(Column(name, dtype, tuple(shape)))
     if not found or len({each.name for each in found}) != len(found):
@@ -179,17 +179,19 @@ class Frame(NamedTuple):
     data: memoryview
 
 
-def write_frame(line: ssl.SSLSocket, kind: int, message: dict[str, Any], parts: Sequence[memoryview] = ()) -> None:
+def write_frame(
+    connection: ssl.SSLSocket, kind: int, message: dict[str, Any], parts: Sequence[memoryview] = ()
+) -> None:
     """Send a frame."""
     text = json.dumps(message).encode()
-    line.sendall(_HEADER.pack(_MAGIC, kind, len(text), sum(part.nbytes for part in parts)) + text)
+    connection.sendall(_HEADER.pack(_MAGIC, kind, len(text), sum(part.nbytes for part in parts)) + text)
     for part in parts:
-        line.sendall(part)
+        connection.sendall(part)
 
 
-def read_frame(line: ssl.SSLSocket, most_data: int = 0, most_json: int = MOST_JSON) -> Frame:
+def read_frame(connection: ssl.SSLSocket, most_data: int = 0, most_json: int = MOST_JSON) -> Frame:
     """Read the next frame; `EOFError` at the end of the connection, `AccessError` for an invalid or too large frame."""
-    magic, kind, text, data = _HEADER.unpack(_read(line, _HEADER.size))
+    magic, kind, text, data = _HEADER.unpack(_read(connection, _HEADER.size))
     if magic != _MAGIC or text > most_json or data > most_data:
         raise AccessError(
             "the other end of this data connection sent an invalid frame",
@@ -197,20 +199,20 @@ def read_frame(line: ssl.SSLSocket, most_data: int = 0, most_json: int = MOST_JS
             mend="run the same version of this library at both ends",
         )
     try:
-        message = json.loads(bytes(_read(line, text)))
+        message = json.loads(bytes(_read(connection, text)))
     except (ValueError, RecursionError):
         message = None
     if not isinstance(message, dict):
         raise AccessError("the other end of this data connection sent text that is not a JSON object")
-    return Frame(kind, message, _read(line, data))
+    return Frame(kind, message, _read(connection, data))
 
 
-def _read(line: ssl.SSLSocket, size: int) -> memoryview:
+def _read(connection: ssl.SSLSocket, size: int) -> memoryview:
     """Read exactly `size` bytes."""
     buffer = memoryview(np.empty(size, np.uint8).data)
     at = 0
     while at < size:
-        found = line.recv_into(buffer[at:], size - at)
+        found = connection.recv_into(buffer[at:], size - at)
         if not found:
             raise EOFError
         at += found

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from whale_nebula.accounts.login import LoginIssuer
 from whale_nebula.accounts.members import ENABLED
 from whale_nebula.accounts.registry import Registry
-from whale_nebula.accounts.server import TlsServer, certify_service, find_end, run_server
+from whale_nebula.accounts.server import TlsServer, certify_service, read_endpoint, run_server
 from whale_nebula.datasets.grants import PUBLISHED, Dataset, Grants
 from whale_nebula.datasets.guard import ANONYMOUS, MOST_ROWS, Guard, Reader, ReadRequest, Usage
 from whale_nebula.datasets.report import (
@@ -52,7 +52,7 @@ from whale_nebula.errors import AccessError, NebulaError, NotAllowedError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import OPERATOR, WORKER, Credentials, Identity, files
 from whale_nebula.security.audit import AuditLog
-from whale_nebula.security.authority import Authority, certificate_bytes
+from whale_nebula.security.authority import Authority, encode_certificate
 from whale_nebula.security.credentials import CurrentCredentials
 from whale_nebula.security.files import Peer, format_time
 from whale_nebula.security.identity import AUDITOR, Call, explain_refusal
@@ -87,8 +87,8 @@ class DataServer(TlsServer):
         approvals: Path | None = None,
     ) -> None:
         self.guard, self.approvals, self.is_closing = guard, approvals, threading.Event()
-        own = issuer.authority.certificate
-        self.trust = Trust([own], DenyList(issuer.folder / files.REVOKED, [own]))
+        certificate = issuer.authority.certificate
+        self.trust = Trust([certificate], DenyList(issuer.folder / files.REVOKED, [certificate]))
         self.requests, self.reports = Buckets(_ASK_BURST, _ASK_RATE), Buckets(_REPORT_BURST, _REPORT_RATE)
         self.lists = Buckets(_LIST_BURST, _LIST_RATE)
         self.report_lock = threading.Lock()
@@ -102,7 +102,7 @@ class DataServer(TlsServer):
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-        context.load_verify_locations(cadata=certificate_bytes(self.issuer.authority.certificate).decode("ascii"))
+        context.load_verify_locations(cadata=encode_certificate(self.issuer.authority.certificate).decode("ascii"))
 
     def record_refusal(self, error: ssl.SSLError, address: str) -> None:
         """Record a handshake that failed."""
@@ -111,10 +111,10 @@ class DataServer(TlsServer):
             what = NotAllowedError(f"no certificate of this owner: {str(why)[:100]}")
             self.guard.refuse(Reader("", ANONYMOUS + address), "", what)
 
-    def identify(self, line: ssl.SSLSocket) -> Peer:
-        """Authenticate the other end; raises if it may not send requests."""
-        pem = ssl.DER_cert_to_PEM_cert(line.getpeercert(binary_form=True) or b"")
-        peer = self.trust.check(files.certificate(pem, "who reads"))
+    def identify(self, connection: ssl.SSLSocket) -> Peer:
+        """The certificate of the other end; raises unless it is one of an account, for a worker or an auditor."""
+        pem = ssl.DER_cert_to_PEM_cert(connection.getpeercert(binary_form=True) or b"")
+        peer = self.trust.check(files.parse_certificate(pem, "who reads"))
         if peer.identity.role not in (WORKER, AUDITOR) or not peer.account:
             mend = f"whale-nebula login --cluster {peer.identity.cluster} --at HOST:PORT --account NAME"
             what = f"the certificate of {peer.identity.worker} has no account that may read"
@@ -122,7 +122,7 @@ class DataServer(TlsServer):
         return peer
 
     @contextlib.contextmanager
-    def register_connection(self, line: socket.socket, account: str) -> Iterator[None]:
+    def register_connection(self, connection: socket.socket, account: str) -> Iterator[None]:
         """Count a connection of an account, and close it with the server."""
         with self._count_lock:
             if len(self._open_connections) >= self.connections:
@@ -131,22 +131,22 @@ class DataServer(TlsServer):
                 what = f"account {account!r} already has {_ACCOUNT_CONNECTIONS} connections"
                 raise AccessError(what, mend="read in fewer processes")
             self._account_connections[account] = self._account_connections.get(account, 0) + 1
-            self._open_connections.add(line)
+            self._open_connections.add(connection)
         try:
             yield
         finally:
             with self._count_lock:
                 self._account_connections[account] -= 1
-                self._open_connections.discard(line)
+                self._open_connections.discard(connection)
 
     def server_close(self) -> None:
         """Close all connections."""
         self.is_closing.set()
         super().server_close()
         with self._count_lock:
-            for line in self._open_connections:
+            for connection in self._open_connections:
                 with contextlib.suppress(OSError):
-                    line.shutdown(socket.SHUT_RDWR)
+                    connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(BaseRequestHandler):
@@ -155,28 +155,28 @@ class _Handler(BaseRequestHandler):
 
     def handle(self) -> None:
         """Answer requests, one after the other."""
-        line, server = self.request, self.server
+        connection, server = self.request, self.server
         with contextlib.suppress(*_CONNECTION_ERRORS):
             try:
-                peer = server.identify(line)
-                server.pending.remove(find_end(self.client_address))
+                peer = server.identify(connection)
+                server.pending.remove(read_endpoint(self.client_address))
                 server.pending.note_accepted(str(self.client_address[0]))
-                with server.register_connection(line, peer.account):
+                with server.register_connection(connection, peer.account):
                     self._answer_requests(peer)
             except NebulaError as error:
-                pem = ssl.DER_cert_to_PEM_cert(line.getpeercert(binary_form=True) or b"")
+                pem = ssl.DER_cert_to_PEM_cert(connection.getpeercert(binary_form=True) or b"")
                 with contextlib.suppress(NebulaError):
-                    found = files.peer(files.certificate(pem, "who reads"))
+                    found = files.read_peer(files.parse_certificate(pem, "who reads"))
                     server.guard.refuse(Reader(found.account, found.identity.uri), "", error)
-                _send_refusal(line, error)
+                _send_refusal(connection, error)
 
     def _answer_requests(self, peer: Peer) -> None:
-        line, nonce, number = self.request, token_hex(16), 0
-        line.settimeout(_IDLE_SECONDS)
+        connection, nonce, number = self.request, token_hex(16), 0
+        connection.settimeout(_IDLE_SECONDS)
         hello = {"version": VERSION, "nonce": nonce, "account": peer.account, "cluster": self.server.identity.cluster}
-        write_frame(line, HELLO, hello)
+        write_frame(connection, HELLO, hello)
         while True:
-            frame = read_frame(line)
+            frame = read_frame(connection)
             number += 1
             if frame.kind != ASK or frame.message.get("nonce") != nonce or frame.message.get("request") != number:
                 why = "it does not have the nonce of this connection and the number of its next request"
@@ -185,7 +185,7 @@ class _Handler(BaseRequestHandler):
             try:
                 self._answer(peer, frame.message)
             except NebulaError as error:
-                _send_refusal(line, error)
+                _send_refusal(connection, error)
 
     def _answer(self, peer: Peer, message: dict[str, Any]) -> None:
         with self._log_refusals(peer, message):
@@ -243,15 +243,13 @@ class _Handler(BaseRequestHandler):
             report, logs = report_accesses(server.issuer.folder, registry, period, (), server.approvals)
         finally:
             server.report_lock.release()
-        named_logs = [
-            each._replace(path=Path(each.path).name) for each in logs
-        ]  # auditors need not know the owner's folders
-        found = json.dumps(encode_report(report, named_logs)).encode()
-        if len(found) > MOST_REPORT_BYTES:
-            why = f"it has {len(found)} bytes, and the limit is {MOST_REPORT_BYTES}"
+        named_logs = [each._replace(path=Path(each.path).name) for each in logs]  # without the owner's folders
+        data = json.dumps(encode_report(report, named_logs)).encode()
+        if len(data) > MOST_REPORT_BYTES:
+            why = f"it has {len(data)} bytes, and the limit is {MOST_REPORT_BYTES}"
             mend = "choose a shorter period: --since, --until"
             raise AccessError("the report of this period is too large", why=why, mend=mend)
-        return found
+        return data
 
     def _check_auditor(self, peer: Peer) -> None:
         """Refuse readers that are not auditors according to the certificate and the current registry."""
@@ -264,7 +262,7 @@ class _Handler(BaseRequestHandler):
             mend = "ask the owner: whale-nebula accounts add NAME --role auditor"
             raise NotAllowedError(f"{peer.account} may not read the audit report", why=why, mend=mend)
 
-    def _send_dataset(self, peer: Peer, reader: Reader, selection: _VersionedSelection) -> None:
+    def _send_dataset(self, peer: Peer, reader: Reader, selection: _RowsRequest) -> None:
         """Send batches until the last one; access is decided again for each."""
         guard = self.server.guard
         opened = guard.open(reader, selection.dataset)
@@ -277,13 +275,13 @@ class _Handler(BaseRequestHandler):
         try:
             ended = self._send_batches(peer, reader, selection, opened.interface.schema)
         finally:
-            head = guard.log.head()  # the records of a pass are signed at its end
+            head = guard.log.sign_head()  # the records of a pass are signed at its end
         if ended:  # the reader keeps it: so the reader can detect a truncated or rewritten log
             write_frame(self.request, END, {} if head is None else {"head": head._asdict()})
 
-    def _send_batches(self, peer: Peer, reader: Reader, selection: _VersionedSelection, schema: Schema) -> bool:
+    def _send_batches(self, peer: Peer, reader: Reader, selection: _RowsRequest, schema: Schema) -> bool:
         """Send the batches; returns whether all were sent."""
-        last_check, first, guard, line = time.monotonic(), selection.first, self.server.guard, self.request
+        last_check, first, guard, connection = time.monotonic(), selection.first, self.server.guard, self.request
         while first < selection.last:
             last = min(first + selection.batch, selection.last)
             request = ReadRequest(selection.dataset, selection.seed, selection.number, first, last, selection.edition)
@@ -291,7 +289,7 @@ class _Handler(BaseRequestHandler):
             if not self._wait_for_rate(peer, reader, selection.dataset, batch.pause):
                 return False
             parts = encode_columns(schema, batch.columns)
-            write_frame(line, BATCH, {"first": first, "rows": batch.rows}, parts)
+            write_frame(connection, BATCH, {"first": first, "rows": batch.rows}, parts)
             first = last
             if time.monotonic() - last_check > _LIVE_SECONDS:
                 last_check = time.monotonic()
@@ -319,8 +317,8 @@ class _Handler(BaseRequestHandler):
         return not self.server.is_closing.is_set()
 
 
-class _VersionedSelection(NamedTuple):
-    """The requested rows, parsed."""
+class _RowsRequest(NamedTuple):
+    """A request for the rows of a pass from `first` to before `last`, in batches of `batch` rows, of an edition."""
 
     dataset: str
     seed: int | None
@@ -331,15 +329,15 @@ class _VersionedSelection(NamedTuple):
     edition: str
 
 
-def _parse_selection(message: dict[str, Any]) -> _VersionedSelection:
+def _parse_selection(message: dict[str, Any]) -> _RowsRequest:
     number, first, last, batch = (_read_number(message, part) for part in ("number", "first", "last", "batch"))
     seed = None if message.get("seed") is None else _read_number(message, "seed")
-    found = _VersionedSelection(
+    selection = _RowsRequest(
         _read_text(message, "dataset"), seed, number, first, last, batch, _read_text(message, "edition")
     )
-    if not 0 < found.batch <= MOST_ROWS:
+    if not 0 < selection.batch <= MOST_ROWS:
         raise _unknown_request_error()
-    return found
+    return selection
 
 
 def _unknown_request_error() -> AccessError:
@@ -367,14 +365,15 @@ def _read_number(message: dict[str, Any], part: str) -> int:
 
 
 def _describe_dataset(dataset: Dataset) -> dict[str, Any]:
-    found = dataset.parse()
-    return {"name": found.name, "about": found.about, "schema": write_schema(found.schema), "until": found.expires}
+    interface = dataset.parse()
+    about, until = interface.about, interface.expires
+    return {"name": interface.name, "about": about, "schema": write_schema(interface.schema), "until": until}
 
 
-def _send_refusal(line: ssl.SSLSocket, error: NebulaError) -> None:
+def _send_refusal(connection: ssl.SSLSocket, error: NebulaError) -> None:
     with contextlib.suppress(*_CONNECTION_ERRORS):
         message = {part: str(getattr(error, part))[:1000] for part in ("code", "what", "why", "mend")}
-        write_frame(line, REFUSED, message)
+        write_frame(connection, REFUSED, message)
 
 
 @contextlib.contextmanager

@@ -423,13 +423,13 @@ def prepare_rows(folder: Path, source: Source, steps: Sequence[Step]) -> tuple[S
     """Apply the steps up to the last aggregate, whose table is computed now; returns the rows, and the steps to apply
     when they are read.
     """
-    left: list[Transform] = []
+    remaining: list[Transform] = []
     for step in steps:
         if isinstance(step, Aggregate):
-            source, left = Arrays(step.make_table(read_all(source, left))), []
+            source, remaining = Arrays(step.make_table(read_all(source, remaining))), []
         else:
-            left.append(step.prepare(folder))
-    return source, left
+            remaining.append(step.prepare(folder))
+    return source, remaining
 
 
 def read_all(source: Source, steps: Sequence[Transform]) -> dict[str, Any]:

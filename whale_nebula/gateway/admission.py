@@ -31,6 +31,7 @@ from whale_nebula.errors import (
     NotAllowedError,
     TransportError,
 )
+from whale_nebula.gateway.control import MAX_CONTROL_STREAMS
 from whale_nebula.gateway.settings import ASSUMED_WORKERS, GatewaySettings
 from whale_nebula.security import CurrentCredentials, Peer, files
 from whale_nebula.security.allowance import format_bytes
@@ -63,7 +64,7 @@ class Admission(NamedTuple):
 def admit_stream(
     settings: GatewaySettings, current: CurrentCredentials | None, request: StreamRequest, dialler: Dialler
 ) -> Admission:
-    """Check a request to enter; everything that is not explicitly allowed is denied."""
+    """The purpose and the caller of a requested stream; everything that is not explicitly allowed is refused."""
     if request.run != settings.run:
         raise IdentityError(
             f"this is the gateway of cluster '{settings.cluster}' of run '{settings.run}'",
@@ -79,6 +80,13 @@ def admit_stream(
     call = Call.AUDIT_HEADS if purpose is Purpose.CONTROL else Call.RELAY
     check_call(caller, call, settings.identity)
     if purpose is Purpose.CONTROL:
+        if caller.cluster not in settings.gateways:
+            raise NotAllowedError(
+                f"this gateway has no route to cluster '{caller.cluster}'",
+                where=settings.identity.worker,
+                why=f"its config has the clusters {', '.join(sorted({settings.cluster, *settings.gateways}))}",
+                mend="use the same clusters in all configs, and restart this gateway",
+            )
         return Admission(purpose, caller, certified_peer)
     here, there = (request.source, request.destination)[:: 1 if purpose is Purpose.OUT else -1]
     _check_worker(settings, here, settings.cluster)
@@ -109,7 +117,7 @@ def _check_worker(settings: GatewaySettings, name: str, cluster: str | None) -> 
         )
 
 
-_SECONDS = 10.0
+_STORED_SECONDS = 10.0
 
 
 class PairErrors:
@@ -140,7 +148,7 @@ class PairErrors:
         with self._lock:
             if requester in self._lost_workers:
                 return False
-            self._errors[requester, requested] = error, self._now() + _SECONDS
+            self._errors[requester, requested] = error, self._now() + _STORED_SECONDS
             return True
 
     def remove_old(self, workers: Set[str]) -> None:
@@ -170,7 +178,7 @@ class PairErrors:
             self._lost_workers.discard(worker)
 
     def clear_errors_about(self, worker: str) -> None:
-        """Note that a worker can be reached again."""
+        """Drop the errors about a worker that can be reached again."""
         with self._lock:
             self._errors = {pair: stored for pair, stored in self._errors.items() if pair[1] != worker}
 
@@ -178,8 +186,8 @@ class PairErrors:
 def raise_file_limit() -> None:
     """Raise this process's limit of open files to the maximum, if permitted."""
     with contextlib.suppress(OSError, ValueError):
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
 
 
 _TRIM, _PAD, _MMAP = -1, -2, -3  # malloc.h: M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD
@@ -199,12 +207,12 @@ _LANES_A_CONNECTION = 16.0  # a further lane is not recorded
 
 
 class Quota:
-    """Limit of one identity's streams, `most` at a time. The rate limit allows twice the connections of all its pairs
-    plus 100 at once, then 2 a second.
+    """Limit of one identity's streams, `max_streams` at a time. The rate limit allows twice the connections of all its
+    pairs plus 100 at once, then 2 a second.
     """
 
     def __init__(self, caller_name: str, pairs: int) -> None:
-        self.most = find_max_streams(pairs)
+        self.max_streams = find_max_streams(pairs)
         self._caller_name = caller_name
         self._lock = threading.Lock()
         self._lanes: list[Lane] = []
@@ -214,8 +222,8 @@ class Quota:
         """Count one more stream, the lane of this number of its connection; raises above the limit."""
         with self._lock:
             self._lanes = [each for each in self._lanes if not each.is_over]
-            if len(self._lanes) >= self.most:
-                raise TransportError(f"{self._caller_name} has {self.most} streams here, which is the limit")
+            if len(self._lanes) >= self.max_streams:
+                raise TransportError(f"{self._caller_name} has {self.max_streams} streams here, which is the limit")
             if not self._opens.take(1.0 if number == 0 else 1.0 / _LANES_A_CONNECTION):
                 raise TransportError(
                     f"too many new streams of {self._caller_name}", why="each is recorded in the audit log"
@@ -267,13 +275,11 @@ def count_pairs(settings: GatewaySettings, caller: Identity) -> int:
 
 def count_connections(settings: GatewaySettings) -> int:
     """The maximum number of connections: the total of all callers' streams, so that no caller can exhaust it."""
-    own = Identity.of_worker(settings.run, f"{settings.cluster}/0")
+    own_worker = Identity.of_worker(settings.run, f"{settings.cluster}/0")
     gateways = [Identity(settings.run, cluster, GATEWAY) for cluster in settings.gateways]
-    own_streams, gateway_streams = (
-        find_max_streams(count_pairs(settings, own)),
-        [find_max_streams(count_pairs(settings, each)) for each in gateways],
-    )
-    return settings.count_workers(settings.cluster) * own_streams + sum(gateway_streams) + 4 * len(gateways)
+    worker_streams = settings.count_workers(settings.cluster) * find_max_streams(count_pairs(settings, own_worker))
+    gateway_streams = sum(find_max_streams(count_pairs(settings, gateway)) for gateway in gateways)
+    return worker_streams + gateway_streams + MAX_CONTROL_STREAMS * len(gateways)
 
 
 # ---------------------------------------------------------------------- bytes of accounts by day
@@ -284,12 +290,12 @@ _LOG = logging.getLogger("whale_nebula.gateway")
 def find_account(certificate: bytes) -> str:
     """The account that a certificate of this run names, also one that is refused; "" if it names none."""
     with contextlib.suppress(IdentityError):
-        return files.peer(files.certificate(certificate, "a refused caller")).account
+        return files.read_peer(files.parse_certificate(certificate, "a refused caller")).account
     return ""
 
 
 class Traffic:
-    """The counts of a gateway. Thread-safe.
+    """The bytes that each account has sent and received today through a gateway, kept in a file. Thread-safe.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -305,7 +311,7 @@ class Traffic:
         self._path, self._now = path, now
         self._lock = threading.Lock()
         self._changed = self._failed = False
-        self._saved = float("-inf")
+        self._saved_at = float("-inf")
         self._day, self._counts = self._read()
         self._start_new_day()
 
@@ -314,9 +320,8 @@ class Traffic:
             return self._now().date(), {}
         try:
             content = json.loads(self._path.read_text("utf-8"))
-            return date.fromisoformat(content["day"]), {
-                str(caller_name): int(size) for caller_name, size in dict(content["bytes"]).items()
-            }
+            counts = {str(account): int(size) for account, size in dict(content["bytes"]).items()}
+            return date.fromisoformat(content["day"]), counts
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise AuditError(
                 "cannot read the traffic of accounts today",
@@ -326,7 +331,7 @@ class Traffic:
             ) from None
 
     def make_meter(self, certified_peer: Peer | None) -> Callable[[int], None]:
-        """The byte counter for an identity's account; without an account it counts nothing."""
+        """The function that counts bytes for an identity's account; without an account it counts nothing."""
         return (
             (lambda size: None)
             if certified_peer is None or not certified_peer.account
@@ -352,32 +357,28 @@ class Traffic:
             self._day, self._counts, self._changed = day, {}, True
 
     def check(self, peer: Peer | None) -> None:
-        """Check whether an identity may send more today, by its account's certificate."""
-        most = None if peer is None else peer.allowance.line
-        if peer is None or most is None:
+        """Raise `NotAllowedError` if an identity's account has used up the bytes of a day in its certificate."""
+        limit = None if peer is None else peer.allowance.line
+        if peer is None or limit is None:
             return
         count = self.find_bytes(peer.account)
-        if count >= most:
-            begin = self._now().replace(hour=0, minute=0, second=0) + timedelta(days=1)
+        if count >= limit:
+            next_day = self._now().replace(hour=0, minute=0, second=0) + timedelta(days=1)
             raise NotAllowedError(
-                f"account {peer.account} has used {format_bytes(count)} of its {format_bytes(most)} a day over "
+                f"account {peer.account} has used {format_bytes(count)} of its {format_bytes(limit)} a day over "
                 "the WAN link",
-                why=f"it can continue at {files.format_time(begin)}, or if the owner raises the limit",
+                why=f"it can continue at {files.format_time(next_day)}, or if the owner raises the limit",
                 mend=f"whale-nebula accounts limit {peer.account} --line SIZE, and then log in again",
             )
 
     def save(self, pause: float = 0.0) -> None:
         """Write changed counts, at most once in `pause` seconds."""
         with self._lock:
-            if not self._changed or time.monotonic() - self._saved < pause:
+            if not self._changed or time.monotonic() - self._saved_at < pause:
                 return
             self._start_new_day()
-            content, self._changed, self._saved = (
-                {"day": self._day.isoformat(), "bytes": self._counts},
-                False,
-                time.monotonic(),
-            )
-            data = encode_canonical(content) + b"\n"
+            self._changed, self._saved_at = False, time.monotonic()
+            data = encode_canonical({"day": self._day.isoformat(), "bytes": self._counts}) + b"\n"
         try:
             files.write(self._path, data, files.SECRET)
             self._failed = False

@@ -51,10 +51,11 @@ def decode_control(frame: bytes) -> dict[str, Any]:
     return decode_message(data)
 
 
+MAX_CONTROL_STREAMS = 4
+"""The most streams of one other gateway; it needs one, or two if both dial."""
 _MAX_QUEUED = 256  # messages; heads are cumulative, so an old one may be lost
-_MAX_STREAMS = 4  # of one other gateway; it needs one, or two if both dial
-_STREAM_BURST, _STREAMS_A_SECOND = 32, 0.5  # of new streams
-_MESSAGE_BURST, _MESSAGES_A_SECOND = 1024, 1.0  # of messages
+_STREAM_BURST, _STREAMS_A_SECOND = 32, 0.5
+_MESSAGE_BURST, _MESSAGES_A_SECOND = 1024, 1.0
 _PAUSE_SECONDS = 0.25
 _MAX_DIGITS = 10  # limit for the number of a worker
 _ENDED = "this gateway has stopped"
@@ -70,13 +71,13 @@ class ControlStream:
         threading.Thread(target=self._send, name="nebula-control", daemon=True).start()
 
     def queue_message(self, frame: bytes) -> None:
-        """Queue a message if there is room."""
+        """Queue a message; if the queue is full, the oldest one is dropped."""
         with self._changed:
             self._messages.append(frame)
             self._changed.notify_all()
 
     def wake_sender(self) -> None:
-        """End the stream."""
+        """Wake the thread that sends: it ends if the lane is over."""
         with self._changed:
             self._changed.notify_all()
 
@@ -113,7 +114,7 @@ class ControlStreams:
         self._confirmed = self._denied = -1  # our last heads that the other side has stored, and refused
         self._closed = False
         self._stream_bucket = TokenBucket(_STREAM_BURST, _STREAMS_A_SECOND)
-        self._messages = TokenBucket(_MESSAGE_BURST, _MESSAGES_A_SECOND)
+        self._message_bucket = TokenBucket(_MESSAGE_BURST, _MESSAGES_A_SECOND)
 
     @property
     def is_connected(self) -> bool:
@@ -149,7 +150,7 @@ class ControlStreams:
         with self._changed:
             closed = self._closed
             self._streams += [] if closed else [stream]
-            surplus = self._streams[:-_MAX_STREAMS]
+            surplus = self._streams[:-MAX_CONTROL_STREAMS]
             messages = [_encode_head(self._last_head)] if self._last_head is not None else []
             messages += self._lost_messages.values()
         if closed:
@@ -182,9 +183,9 @@ class ControlStreams:
     def wait_head_stored(self, seconds: float) -> bool:
         """Wait at most `seconds` until the other gateway has stored the last head of our log."""
         with self._changed:
-            wanted = self._last_head.seq if self._last_head is not None else -1
-            self._changed.wait_for(lambda: max(self._confirmed, self._denied) >= wanted or not self._streams, seconds)
-            return self._confirmed >= wanted
+            last_seq = self._last_head.seq if self._last_head is not None else -1
+            self._changed.wait_for(lambda: max(self._confirmed, self._denied) >= last_seq or not self._streams, seconds)
+            return self._confirmed >= last_seq
 
     def close(self) -> None:
         """End the streams."""
@@ -215,7 +216,7 @@ class ControlStreams:
 
     def receive(self, frame: bytes) -> None:
         """Handle a message of the other gateway, at a limited rate, as most cause a disk write."""
-        while not (self._messages.take() or self._closed):
+        while not (self._message_bucket.take() or self._closed):
             with self._changed:
                 self._changed.wait_for(lambda: self._closed, _PAUSE_SECONDS)
         message = decode_control(frame)
@@ -231,15 +232,15 @@ class ControlStreams:
                     self._denied = max(self._denied, seq)
                     self._changed.notify_all()
                 self._record("refused", actor=self.there.uri, log_seq=seq, reason=escape_foreign_text(why))
-            case {"kind": "GONE", "id": str(number), "worker": str(worker), "why": str(why)}:
-                cluster, _, number_there = worker.rpartition("/")
-                digits = number_there.isascii() and number_there.isdecimal() and len(number_there) < _MAX_DIGITS
-                if cluster != self.there.cluster or not digits:
+            case {"kind": "GONE", "id": str(message_id), "worker": str(worker), "why": str(why)}:
+                cluster, _, worker_number = worker.rpartition("/")
+                is_number = worker_number.isascii() and worker_number.isdecimal() and len(worker_number) < _MAX_DIGITS
+                if cluster != self.there.cluster or not is_number:
                     raise RemoteProtocolError(f"{self.there.worker} reports {worker[:60]!r}, which is not its worker")
                 with self._changed:  # it may have arrived over another stream
-                    new = number[:16] not in self._received_ids
-                    self._received_ids.append(number[:16])
-                if new:
+                    is_new = message_id[:16] not in self._received_ids
+                    self._received_ids.append(message_id[:16])
+                if is_new:
                     self._on_lost(worker, escape_foreign_text(why))
             case _:
                 raise RemoteProtocolError(f"unknown message between gateways: {message['kind'][:20]!r}")
@@ -250,13 +251,13 @@ class ControlStreams:
             return
         head = Head.from_dict(content)
         try:
-            new = self._stored_heads.keep(head, self.there)
+            is_new = self._stored_heads.keep(head, self.there)
         except (AuditError, IdentityError) as error:
             reason = f"{error.what}: {error.why}" if error.why else error.what
             self._record("not kept", actor=self.there.uri, decision="deny", reason=reason)
             self._send_to_all(encode_control({"kind": "REFUSED", "seq": head.seq, "why": reason}))
             return
-        if new:
+        if is_new:
             self._record("kept", actor=self.there.uri, log_seq=head.seq, digest=head.digest)
         self._send_to_all(encode_control({"kind": "KEPT", "seq": head.seq}))
 

@@ -48,7 +48,7 @@ _LOG = logging.getLogger("whale_nebula.gateway")
 class _PendingConnection:
     """A connection whose protocol is not known yet."""
 
-    line: socket.socket
+    connection: socket.socket
     peer: str
     deadline: float
     size: int = 0
@@ -79,9 +79,7 @@ class Front:
 
     # ------------------------------------------------------------------ used by the listener behind
     def open(self, max_connections: int) -> tuple[str, int]:
-        """Bind the public port; returns the address for gRPC, and the port. The number of open
-        connections is limited.
-        """
+        """Bind the public port; returns the address for gRPC, and the port."""
         self._max_connections = max_connections
         self._listening = _open_sockets(*split_address(self._address))
         self._folder = tempfile.mkdtemp(prefix="whale-nebula-")
@@ -138,7 +136,7 @@ class Front:
             pipe.close()
 
     def _check_timeouts(self, now: float) -> None:
-        """End connections without a first message in time, and continue deferred work."""
+        """End connections without a first message in time, and accept connections again after a pause."""
         while self._pending and (pending := next(iter(self._pending.values()))).deadline < now:
             if pending.size:
                 error = TransportError(
@@ -155,7 +153,7 @@ class Front:
     def _accept(self, listening: socket.socket, events: int) -> None:
         for _ in range(_MAX_ACCEPTS):
             try:
-                line, end = listening.accept()
+                connection, end = listening.accept()
             except BlockingIOError:
                 return
             except OSError as error:
@@ -166,18 +164,18 @@ class Front:
                     return
                 continue  # it has ended already
             if len(self._pending) + len(self._pipes) >= self._max_connections:
-                line.close()
+                connection.close()
                 continue
-            line.setblocking(False)
-            pending = _PendingConnection(line, format_peer(end[0], end[1]), time.monotonic() + HELLO_SECONDS)
-            self._pending[line.fileno()] = pending
+            connection.setblocking(False)
+            pending = _PendingConnection(connection, format_peer(end[0], end[1]), time.monotonic() + HELLO_SECONDS)
+            self._pending[connection.fileno()] = pending
             events_to_watch = select.EPOLLIN | select.EPOLLRDHUP
-            self._poll.watch(line, events_to_watch, partial(self._read_first_message, pending))
+            self._poll.watch(connection, events_to_watch, partial(self._read_first_message, pending))
 
     def _read_first_message(self, pending: _PendingConnection, events: int) -> None:
         """Read more of a first message, or its end."""
         try:
-            data = pending.line.recv(MAX_HELLO_BYTES, socket.MSG_PEEK)
+            data = pending.connection.recv(MAX_HELLO_BYTES, socket.MSG_PEEK)
         except BlockingIOError:
             return
         except OSError:
@@ -185,37 +183,37 @@ class Front:
             return
         pending.size = len(data)
         try:
-            found = read_hello(data)
+            hello = read_hello(data)
         except NebulaError as error:
             self._refuse(pending, error, _DECODE_ERROR)
             return
-        if not isinstance(found, int):
-            self._route(pending, found)
+        if not isinstance(hello, int):
+            self._route(pending, hello)
         elif events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR) or not data:
             if data:
                 self._refuse(pending, TransportError("the connection ended within its TLS ClientHello"), _DECODE_ERROR)
             else:
                 self._drop(pending)
         else:  # wait until so many bytes have arrived
-            pending.line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, found)
+            pending.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, hello)
 
     def _route(self, pending: _PendingConnection, protocols: tuple[str, ...]) -> None:
         """Route a connection by its protocol (ALPN); one that offers two is refused."""
-        wanted = {
+        usable = {
             "" if each in _LINK_PROTOCOLS else each
             for each in protocols
             if each in _LINK_PROTOCOLS or each in self._services
         }
-        if len(wanted) != 1:
+        if len(usable) != 1:
             offered = ", ".join(repr(each)[:40] for each in protocols[:4]) or "none"
-            what = "the client offers no supported protocol" if not wanted else "the client offers several protocols"
+            what = "the client offers several protocols" if usable else "the client offers no supported protocol"
             self._refuse(pending, NotAllowedError(what, why=f"it offers {offered}"), _NO_PROTOCOL)
             return
-        pending.line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-        (protocol,) = wanted
+        pending.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        (protocol,) = usable
         try:
             if protocol:
-                hand_over(pending.line, self._services[protocol])
+                hand_over(pending.connection, self._services[protocol])
                 self._drop(pending)
             else:
                 self._forward_to_grpc(pending)
@@ -232,7 +230,7 @@ class Front:
             name = f"unix-abstract:{inner.getsockname()[1:].decode('ascii')}"
             self._peers[name] = pending.peer
             inner.connect(f"/proc/self/fd/{self._grpc_socket}")
-            pending.line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            pending.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError:
             self._peers.pop(name, None)
             inner.close()
@@ -243,16 +241,16 @@ class Front:
             self._peers.pop(name, None)
             self._pipes.discard(pipe)
 
-        pipe = Pipe(self._poll, pending.line, inner, end)
+        pipe = Pipe(self._poll, pending.connection, inner, end)
         self._pipes.add(pipe)
 
     def _forget(self, pending: _PendingConnection) -> None:
-        self._poll.unwatch(pending.line)
-        self._pending.pop(pending.line.fileno(), None)
+        self._poll.unwatch(pending.connection)
+        self._pending.pop(pending.connection.fileno(), None)
 
     def _drop(self, pending: _PendingConnection) -> None:
         self._forget(pending)
-        pending.line.close()
+        pending.connection.close()
 
     def _refuse(self, pending: _PendingConnection, error: NebulaError, alert: int) -> None:
         """End a connection with a TLS alert of the reason, and log it."""
@@ -261,13 +259,13 @@ class Front:
         except queue.Full:
             self._unlogged += 1
         with contextlib.suppress(OSError):
-            pending.line.recv(MAX_HELLO_BYTES)  # closing with unread data would discard the alert
-            pending.line.send(bytes([21, 3, 3, 0, 2, 2, alert]))
-            pending.line.shutdown(socket.SHUT_WR)
+            pending.connection.recv(MAX_HELLO_BYTES)  # closing with unread data would discard the alert
+            pending.connection.send(bytes([21, 3, 3, 0, 2, 2, alert]))
+            pending.connection.shutdown(socket.SHUT_WR)
         self._drop(pending)
 
     def _log_refusals(self) -> None:
-        """Log refusals in a thread, since writing may wait for the disk and the public port must not."""
+        """Report refusals in a separate thread, as writing may wait for the disk and the public port must not."""
         while (refusal := self._refusal_queue.get()) is not None:
             lost, self._unlogged = self._unlogged, 0
             try:
@@ -386,15 +384,15 @@ def _read_protocols(message: bytes, message_size: int) -> tuple[str, ...]:
     extensions = _Reader(reader.take_vector(2) if reader.remaining else b"")
     if reader.remaining:
         raise _hello_error("further data follows its extensions")
-    found: dict[int, bytes] = {}
+    extension_by_kind: dict[int, bytes] = {}
     while extensions.remaining:
         kind, content = extensions.take_number(2), extensions.take_vector(2)
-        if kind in found:
+        if kind in extension_by_kind:
             raise _hello_error("it has an extension twice")
-        found[kind] = content
-    if _ALPN not in found:
+        extension_by_kind[kind] = content
+    if _ALPN not in extension_by_kind:
         return ()
-    outer = _Reader(found[_ALPN])
+    outer = _Reader(extension_by_kind[_ALPN])
     names = _Reader(outer.take_vector(2))
     protocols: list[str] = []
     while names.remaining:
@@ -417,19 +415,19 @@ class Poll:
         self._handlers: dict[int, Callable[[int], None]] = {}
         self.buffer = memoryview(bytearray(_PART_BYTES))
 
-    def watch(self, line: socket.socket, events: int, handler: Callable[[int], None]) -> None:
+    def watch(self, connection: socket.socket, events: int, handler: Callable[[int], None]) -> None:
         """Set the events of a file that are handled from now on; without events it is no longer watched."""
-        file, known = line.fileno(), line.fileno() in self._handlers
+        file, known = connection.fileno(), connection.fileno() in self._handlers
         if not events:
-            self.unwatch(line)
+            self.unwatch(connection)
             return
         (self._epoll.modify if known else self._epoll.register)(file, events)
         self._handlers[file] = handler
 
-    def unwatch(self, line: socket.socket) -> None:
+    def unwatch(self, connection: socket.socket) -> None:
         """Stop watching a file, which may then be closed."""
-        if self._handlers.pop(line.fileno(), None) is not None:
-            self._epoll.unregister(line)
+        if self._handlers.pop(connection.fileno(), None) is not None:
+            self._epoll.unregister(connection)
 
     def handle(self, seconds: float) -> None:
         """Wait for events for this long, and handle them. An event may be of a closed file with the same number."""
@@ -444,10 +442,10 @@ class Poll:
 
 
 class _Side:
-    """One of the two connections: the bytes waiting to be sent over it, and whether its input has ended."""
+    """One of the two connections: the bytes to be sent over it, whether its input has ended, and its watched events."""
 
-    def __init__(self, line: socket.socket) -> None:
-        self.line, self.unsent, self.has_ended, self.events = line, memoryview(b""), False, 0
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection, self.unsent, self.has_ended, self.events = connection, memoryview(b""), False, 0
 
 
 class Pipe:
@@ -464,8 +462,8 @@ class Pipe:
         if not self.closed:
             self.closed = True
             for side in self._sides:
-                self._poll.unwatch(side.line)
-                side.line.close()
+                self._poll.unwatch(side.connection)
+                side.connection.close()
             self._on_closed()
 
     def _watch(self) -> None:
@@ -474,7 +472,7 @@ class Pipe:
             events |= select.EPOLLIN if not side.has_ended and not other.unsent else 0
             if events != side.events:
                 side.events = events
-                self._poll.watch(side.line, events, partial(self._handle, side, other))
+                self._poll.watch(side.connection, events, partial(self._handle, side, other))
 
     def _handle(self, side: _Side, other: _Side, events: int) -> None:
         if self.closed:
@@ -494,27 +492,27 @@ class Pipe:
 
     def _read(self, side: _Side, other: _Side) -> None:
         try:
-            size = side.line.recv_into(self._poll.buffer)
+            size = side.connection.recv_into(self._poll.buffer)
         except BlockingIOError:
             return
         if size:
             self._send(other, side, self._poll.buffer[:size])
         else:
             side.has_ended = True
-            self._end(other, side)
+            self._forward_end(other, side)
 
     def _send(self, side: _Side, other: _Side, data: memoryview) -> None:
         try:
-            sent = side.line.send(data)
+            sent = side.connection.send(data)
         except BlockingIOError:
             sent = 0
         if data is not side.unsent and sent < len(data):
             data, sent = memoryview(bytes(data[sent:])), 0  # the buffer is shared
         side.unsent = data[sent:]
-        self._end(side, other)
+        self._forward_end(side, other)
 
-    def _end(self, side: _Side, other: _Side) -> None:
+    def _forward_end(self, side: _Side, other: _Side) -> None:
         """Forward an end of input, once everything before it is sent."""
         if other.has_ended and not side.unsent:
             with contextlib.suppress(OSError):
-                side.line.shutdown(socket.SHUT_WR)
+                side.connection.shutdown(socket.SHUT_WR)

@@ -116,7 +116,7 @@ class Gateway:
             self.journal.close("it could not listen at its address")
             raise
         self.journal.note("listen", target=self.address, clusters=sorted(self.settings.gateways))
-        self.journal.log.head()  # the other gateways may not have the log's previous end
+        self.journal.log.sign_head()  # the other gateways may not have the log's previous end
         for route in self._routes.values():
             self._health.set_status(route.cluster, False)
             route.start()
@@ -153,60 +153,62 @@ class Gateway:
         if self._stopping.is_set():
             raise TransportError(f"gateway '{self.settings.identity.worker}' is stopping")
         try:
-            found = admit_stream(self.settings, self._current, request, dialler)
-            lane.certified_peer = found.certified_peer
+            admission = admit_stream(self.settings, self._current, request, dialler)
+            lane.certified_peer = admission.certified_peer
             if self._prover is not None:
                 lane.proof = prove_identity(self._prover, request, self.settings.identity)
-            return self._admit(found, request, lane)
+            return self._admit(admission, request, lane)
         except NebulaError as error:
             lane.end(error.what)
             if isinstance(error, IdentityError):
-                who = dialler.names[0] if dialler.names else dialler.host
+                actor = dialler.names[0] if dialler.names else dialler.host
                 target, account = f"{request.source} - {request.destination}", find_account(dialler.certificate)
-                self.journal.note_refused(who, target, error, account)
+                self.journal.note_refused(actor, target, error, account)
             raise
 
-    def _admit(self, found: Admission, request: StreamRequest, lane: Lane) -> FrameHandler:
-        if found.purpose is Purpose.CONTROL:
-            control = self._routes[found.caller.cluster].control
+    def _admit(self, admission: Admission, request: StreamRequest, lane: Lane) -> FrameHandler:
+        if admission.purpose is Purpose.CONTROL:
+            control = self._routes[admission.caller.cluster].control
             control.check_rate()
             control.add_stream(lane)
-            self.journal.note("trunk", actor=found.caller.uri, decision="allow")
+            self.journal.note("trunk", actor=admission.caller.uri, decision="allow")
             return control.receive
         requester, requested = request.source, request.destination
         self._pair_errors.mark_alive(requester)
-        verdict = self._pair_errors.find(requester, requested, remove=found.purpose is Purpose.OUT)
-        if verdict is not None:
-            raise verdict
-        side = Side.NEAR if found.purpose is Purpose.OUT else Side.FAR
-        self._traffic.check(found.certified_peer if side is Side.NEAR else None)
-        if side is Side.FAR and not self._is_awaited(found.here, found.there):
-            raise TransportError(f"worker '{found.here}' has not connected to its gateway yet", why="a retry follows")
-        self._quotas.take(found.caller, lane, request.lane)
+        stored_error = self._pair_errors.find(requester, requested, remove=admission.purpose is Purpose.OUT)
+        if stored_error is not None:
+            raise stored_error
+        side = Side.NEAR if admission.purpose is Purpose.OUT else Side.FAR
+        self._traffic.check(admission.certified_peer if side is Side.NEAR else None)
+        if side is Side.FAR and not self._is_awaited(admission.here, admission.there):
+            raise TransportError(
+                f"worker '{admission.here}' has not connected to its gateway yet", why="a retry follows"
+            )
+        self._quotas.take(admission.caller, lane, request.lane)
         if request.lane:
-            known = self._find_pair(found.here, found.there)
-            present = None if known is None else known.find_half(side)
-            if present is None or present.connection.name != request.connection:
+            existing_pair = self._find_pair(admission.here, admission.there)
+            existing_half = None if existing_pair is None else existing_pair.find_half(side)
+            if existing_half is None or existing_half.connection.name != request.connection:
                 raise TransportError("the connection of this lane no longer exists")
-            return present.add_lane(request.lane, lane)
-        pair = self._find_or_create_pair(found.here, found.there)
+            return existing_half.add_lane(request.lane, lane)
+        pair = self._find_or_create_pair(admission.here, admission.there)
         if side is Side.NEAR:
             lane.trouble = self._routes[cluster_of(pair.there)].trouble
         connection = Connection(request.connection)
         if side is Side.FAR:
-            half = self._routes[found.caller.cluster].make_far_half(pair, connection)
+            half = self._routes[admission.caller.cluster].make_far_half(pair, connection)
         else:
-            meter = self._traffic.make_meter(found.certified_peer)
+            meter = self._traffic.make_meter(admission.certified_peer)
 
             def check(frame: bytes) -> Header:
-                self._traffic.check(found.certified_peer)
+                self._traffic.check(admission.certified_peer)
                 return pair.inspection.check(frame, outward=True)
 
-            half = Half(side, found.caller.uri, connection, check, meter=meter)
+            half = Half(side, admission.caller.uri, connection, check, meter=meter)
         receive = half.add_lane(0, lane)
         self._join_half(pair, half)
         if side is Side.NEAR:
-            pair.account = "" if found.certified_peer is None else found.certified_peer.account
+            pair.account = "" if admission.certified_peer is None else admission.certified_peer.account
             self._gracefully_ended.discard(pair.here)
             self._pair_errors.clear_errors_about(pair.here)
             for route in self._routes.values():
@@ -268,7 +270,7 @@ class Gateway:
     def _note_end(self, pair: Pair, half: Half, why: str) -> None:
         self.journal.note_ended(pair, half, why)
         if half.side is Side.NEAR and why != REPLACED and not self._stopping.is_set():
-            (self._gracefully_ended.add if half.was_parted_gracefully else self._gracefully_ended.discard)(pair.here)
+            (self._gracefully_ended.add if half.was_closed_gracefully else self._gracefully_ended.discard)(pair.here)
             self._liveness.check_ended(pair.here)
 
     def _is_active(self, worker: str) -> bool:
@@ -279,9 +281,7 @@ class Gateway:
             if pair.here == worker and (near := pair.find_half(Side.NEAR)) is not None
         ]
         active = [
-            near
-            for near in nears
-            if not near.connection.is_over and near.count_silent_seconds(self._now()) < self._silence
+            near for near in nears if not near.connection.is_over and near.measure_silence(self._now()) < self._silence
         ]
         return self._stopping.is_set() or bool(active)
 
@@ -351,7 +351,7 @@ class Gateway:
 
     def _run_monitor(self) -> None:
         while not self._stopping.wait(self._deadlines.check_interval):
-            for look in (
+            for check in (
                 self._check_certificates,
                 self._check_routes,
                 self._check_workers,
@@ -360,7 +360,7 @@ class Gateway:
                 lambda: self._traffic.save(SAVE_SECONDS),
             ):
                 try:
-                    look()
+                    check()
                 except Exception:  # no thread or file available: the next check may succeed, and must take place
                     _LOG.exception("error in a periodic check of gateway '%s'", self.settings.identity.worker)
 
@@ -392,11 +392,11 @@ class Gateway:
         """
         halves = [half for pair in self._list_pairs() for side in Side if (half := pair.find_half(side)) is not None]
         lanes = [lane for route in self._routes.values() for lane in route.control.lanes]
-        breaks: list[tuple[Peer, Callable[[str], None]]] = [
+        endings: list[tuple[Peer, Callable[[str], None]]] = [
             *((lane.certified_peer, lane.end) for lane in lanes if lane.certified_peer is not None),
             *((certified_peer, half.connection.end) for half in halves for certified_peer in half.certified_peers),
         ]
-        for peer, end in breaks:
+        for peer, end in endings:
             try:
                 check_live(credentials.trust, peer)
                 self._traffic.check(peer if peer.identity.role == WORKER else None)

@@ -20,7 +20,7 @@ _LOG = logging.getLogger("whale_nebula.gateway")
 _BURST, _INTERVAL_SECONDS, _MAX_IDENTITIES = 8, 10.0, 1000
 _SUMMARY_SECONDS, _SPACE_SECONDS = 60.0, 30.0
 _LOW_BYTES = 1 << 30
-_TEXT = 200  # characters of a refused client's text
+_LONGEST_TEXT = 200  # characters of a refused client's text
 
 
 class Refusals:
@@ -41,8 +41,8 @@ class Refusals:
     def count(self, caller_name: str) -> int:
         """Count a refusal of an identity: returns the number since the last record, 0 if none is due."""
         with self._lock:
-            caller_name, written = self._buckets.take(caller_name)
-            if not written:
+            caller_name, is_due = self._buckets.take(caller_name)
+            if not is_due:
                 self._omitted[caller_name] += 1
                 return 0
             return 1 + self._omitted.pop(caller_name, 0)
@@ -80,8 +80,8 @@ class Journal:
                 side=half.side.value,
                 dialled=half.dialled,
                 connection=half.connection.name,
-                serial=next((certified_peer.serial for certified_peer in half.certified_peers), ""),
-                account=next((certified_peer.account for certified_peer in half.certified_peers), ""),
+                serial=next((peer.serial for peer in half.certified_peers), ""),
+                account=next((peer.account for peer in half.certified_peers), ""),
             )
         except AuditError as error:
             self._forget(half)
@@ -115,9 +115,9 @@ class Journal:
         times = self._refusals.count(actor)
         if times:
             reason = f"{error.code} {error.what}" + (f": {error.why}" if error.why else "")
-            fields = {"actor": actor, "target": target[:_TEXT], "reason": reason[:_TEXT], "times": times}
-            fields |= {"account": account[:_TEXT]} if account else {}
-            self.note("refuse", decision="deny", durable=False, **fields)
+            texts = {"target": target, "reason": reason, **({"account": account} if account else {})}
+            fields = {name: text[:_LONGEST_TEXT] for name, text in texts.items()}
+            self.note("refuse", actor=actor, decision="deny", durable=False, times=times, **fields)
 
     def check_periodically(self, now: float) -> None:
         """Record once a minute the number of omitted refusals, and warn when the disk is nearly full."""

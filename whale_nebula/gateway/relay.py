@@ -20,7 +20,7 @@ from whale_nebula.transport.grpc.connection import Connection, Lane
 from whale_nebula.transport.grpc.limits import TokenBucket
 from whale_nebula.wire.frame import FRAME_CAP, HEADER_BYTES, Header, unpack_header
 
-_GREETING_FRAMES = 2  # frames: HELLO and AUTH
+_GREETING_FRAMES = 2  # HELLO and AUTH
 
 
 class Side(Enum):
@@ -88,8 +88,8 @@ class Half:
         return any(lane.ended_gracefully for lane in list(self._lanes.values()))
 
     @property
-    def was_parted_gracefully(self) -> bool:
-        """Whether its end was graceful, on either side, so that no probe is needed."""
+    def was_closed_gracefully(self) -> bool:
+        """Whether either side has ended it gracefully."""
         return any(lane.ended_gracefully or lane.finished for lane in list(self._lanes.values()))
 
     def add_lane(self, number: int, lane: Lane) -> Callable[[bytes], None]:
@@ -128,8 +128,8 @@ class Half:
         with self._changed:
             self._changed.wait_for(lambda: not self.is_joinable)
 
-    def count_silent_seconds(self, now: float) -> float:
-        """Seconds since the last frame. A connection that waits for its partner may be silent."""
+    def measure_silence(self, now: float) -> float:
+        """Seconds since its last frame; 0 while a frame waits until the partner accepts it."""
         with self._changed:
             return 0.0 if self._frames_in_transfer else now - self._last_frame_at
 
@@ -157,8 +157,9 @@ class Half:
         return sent
 
     def _count_forwarded(self, size: int | None, *, greeting: bool) -> None:
-        """Count a forwarded frame of this size. Numbered frames of all lanes may follow once both frames of the
-        greeting, which use lane 0, are forwarded: at each gateway as at the worker, so that none overtakes them.
+        """Count a frame of this size that was forwarded, or none (None). Numbered frames of all lanes may follow once
+        both frames of the greeting, which use lane 0, are forwarded: at each gateway as at the worker, so that none
+        overtakes them.
         """
         with self._changed:
             self._frames_in_transfer -= 1
@@ -213,7 +214,7 @@ class Inspection:
 
 _LOG = logging.getLogger("whale_nebula.gateway")
 _REPEAT_SECONDS = _IDLE_SECONDS = 5.0
-_CROSSING_SECONDS = 1.0  # a line on which a stream takes longer to open is slow, or its address is unreachable
+_CROSSING_SECONDS = 1.0  # if a stream takes longer to open, the link is slow, or the address is unreachable
 _ARRIVALS, _ARRIVALS_A_SECOND = 100, 2.0
 REPLACED = "another connection has replaced it"
 
@@ -279,12 +280,12 @@ class Pair:
                 self._attempts.pop(half, None)
 
     def retire(self) -> bool:
-        """Retire a pair that is unused, and was not used recently, so that it takes no more streams. Returns whether it
-        is retired.
+        """Retire the pair if it is unused, and was not used recently: it takes no more streams. Returns whether it is
+        retired.
         """
         with self._lock:
-            wanted = self._halves or self._attempts or self._now() - self._separated_at < self._memory_seconds
-            self._retired = self._retired or not (wanted or self._now() - self._used_at < _IDLE_SECONDS)
+            is_needed = self._halves or self._attempts or self._now() - self._separated_at < self._memory_seconds
+            self._retired = self._retired or not (is_needed or self._now() - self._used_at < _IDLE_SECONDS)
             return self._retired
 
     def _check_not_retired(self) -> None:
@@ -300,7 +301,7 @@ class Pair:
             raise TransportError(f"too many new streams of {self}", why="each is recorded in the audit log")
 
     def yield_to_incoming(self) -> None:
-        """Handle that the other gateway has dialled: raises if our own attempt wins, otherwise ends ours."""
+        """End our own attempts, as the other gateway has dialled; raises if one of ours wins."""
         with self._lock:
             self._check_crossing()
             needless = [half for half in self._attempts if half is not self._halves.get(Side.FAR)]

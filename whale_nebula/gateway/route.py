@@ -32,7 +32,7 @@ FREE_BYTES = 512
 _FREE_SHARE, _FREE_BURST = 0.05, 64 << 10  # of the line's rate for such frames, and their burst in bytes
 _BURST_SECONDS = 0.02
 _STEP_SECONDS = 0.002
-_OVERHEAD = 1.04  # overhead of TLS, HTTP/2, TCP and IP on a frame
+_OVERHEAD = 1.04  # bytes on the WAN link by those of a frame: TLS, HTTP/2, TCP and IP
 
 
 Flow = Sequence[Hashable]
@@ -40,7 +40,7 @@ Flow = Sequence[Hashable]
 
 
 class QueuedFrame:
-    """One frame that waits for its turn on a WAN link; `condition` is notified when it is `granted`."""
+    """A frame of `size` bytes that waits for its turn on a WAN link; `condition` is notified when it is `granted`."""
 
     def __init__(self, size: int, condition: threading.Condition) -> None:
         self.size = size
@@ -96,14 +96,14 @@ class FairQueue:
 
     def add(self, flow: Flow, frame: QueuedFrame) -> None:
         """Append a frame to those of the same flow."""
-        first, *rest = flow
-        if first not in self._flows:
-            self._flows[first] = FairQueue() if rest else FlowQueue()
-            self._push(first, max(self._virtual_time, self._ends_by_flow.pop(first, 0)))
-        self._flows[first].add(rest, frame)
+        name, *rest = flow
+        if name not in self._flows:
+            self._flows[name] = FairQueue() if rest else FlowQueue()
+            self._push(name, max(self._virtual_time, self._ends_by_flow.pop(name, 0)))
+        self._flows[name].add(rest, frame)
 
-    def _push(self, first: Hashable, begin: int) -> None:
-        heapq.heappush(self._order, (begin, next(self._number), first))
+    def _push(self, name: Hashable, start: int) -> None:
+        heapq.heappush(self._order, (start, next(self._number), name))
 
     def peek(self) -> QueuedFrame:
         """Return the next frame."""
@@ -111,16 +111,15 @@ class FairQueue:
 
     def pop(self) -> QueuedFrame:
         """Remove and return the next frame."""
-        self._virtual_time, _, first = heapq.heappop(self._order)
-        frame = self._flows[first].pop()
+        self._virtual_time, _, name = heapq.heappop(self._order)
+        frame = self._flows[name].pop()
         end = self._virtual_time + frame.size
-        if self._flows[first]:
-            self._push(first, end)
+        if self._flows[name]:
+            self._push(name, end)
         else:
-            del self._flows[first]
-            self._ends_by_flow = {
-                each: when for each, when in self._ends_by_flow.items() if when > self._virtual_time
-            } | {first: end}
+            del self._flows[name]
+            ends = {other: when for other, when in self._ends_by_flow.items() if when > self._virtual_time}
+            self._ends_by_flow = {**ends, name: end}
         return frame
 
 
@@ -157,7 +156,7 @@ class Pacer:
         self._free_bytes = TokenBucket(_FREE_BURST, _FREE_SHARE * (rate or 0.0), now=now)
 
     def wait_turn(self, size: int, flow: Flow = ("",)) -> None:
-        """Wait for a turn to send bytes of a flow."""
+        """Wait for a turn to send a frame of this many bytes of a flow."""
         if self.rate is None:
             return
         with self._lock:
@@ -203,17 +202,17 @@ class SharedLines:
     def find_pacer(self, settings: GatewaySettings, cluster: str) -> Pacer:
         """The pacer of a WAN link, whose rate must be the same in all runs."""
         rate = settings.rates.get(cluster)
-        found = self._pacers.setdefault(cluster, Pacer(rate))
-        if found.rate != rate:
+        pacer = self._pacers.setdefault(cluster, Pacer(rate))
+        if pacer.rate != rate:
             rates = " and ".join(
-                "no rate" if each is None else f"{each * 8 / 1e6:g}mbit" for each in (found.rate, rate)
+                "no rate" if each is None else f"{each * 8 / 1e6:g}mbit" for each in (pacer.rate, rate)
             )
             raise ConfigError(
                 f"two runs configure different rates of the link from {settings.cluster} to {cluster}: {rates}",
                 why="the runs share this link",
                 mend="set the same rate under 'links' in both configs",
             )
-        return found
+        return pacer
 
 
 _LOG = logging.getLogger("whale_nebula.gateway")
@@ -395,8 +394,8 @@ class Route:
         try:
             self._call(request, lane, self.control.receive)
         except NebulaError as error:
-            wrong = self._find_certificate_fault(error)
-            self._trouble = wrong.what if wrong is not None else error.why or error.what
+            fault = self._find_certificate_fault(error)
+            self._trouble = fault.what if fault is not None else error.why or error.what
             return False
         self._certificate_error, self._diagnosis_count = None, 0
         began, self._is_open = time.monotonic(), True
@@ -410,19 +409,19 @@ class Route:
 
         A failure within TLS is diagnosed by a separate handshake, as gRPC does not report its reason.
         """
-        found: NebulaError | None = None
+        fault: NebulaError | None = None
         if isinstance(error, IdentityError):
-            found = error
+            fault = error
         elif not self._closed.is_set():
-            found = self._target.diagnose()
-        if found is None:
+            fault = self._target.diagnose()
+        if fault is None:
             self._certificate_error, self._diagnosis_count = None, 0
             return None
-        if type(self._certificate_error) is not type(found):  # not by its text, which may be the other side's and vary
-            fields = {"actor": self.identity.uri, "target": "trunk", "decision": "deny", "reason": str(found)}
+        if type(self._certificate_error) is not type(fault):  # not by its text, which may be the other side's and vary
+            fields = {"actor": self.identity.uri, "target": "trunk", "decision": "deny", "reason": str(fault)}
             self._journal.note("refuse", durable=False, **fields)
         self._certificate_error, self._diagnosis_count = (
-            found,
-            0 if isinstance(found, ExpiredError) else self._diagnosis_count + 1,
+            fault,
+            0 if isinstance(fault, ExpiredError) else self._diagnosis_count + 1,
         )
-        return found
+        return fault

@@ -76,18 +76,18 @@ class GatewaySettings:
         cls, config: Config, cluster: str, path: str | os.PathLike[str], listen: str | None = None
     ) -> GatewaySettings:
         """The settings of a cluster's gateway, according to the config in the file `path`."""
-        own = config.clusters.get(cluster)
-        if own is None:
+        own_cluster = config.clusters.get(cluster)
+        if own_cluster is None:
             raise ConfigError(
                 f"the config has no cluster {cluster!r}",
                 where=os.fspath(path),
                 mend=f"--cluster: {did_you_mean(cluster, list(config.clusters))}",
             )
-        at = own.gateway
+        address = own_cluster.gateway
         if listen is not None:
-            at = listen  # with port 0 any free port
+            address = listen  # with port 0 any free port
             read_address(Place(f"{listen[:-1]}1" if listen.endswith(":0") else listen, "--listen"))
-        if at is None:
+        if address is None:
             raise ConfigError(
                 f"cluster {cluster!r} has no gateway",
                 where=os.fspath(path),
@@ -97,7 +97,7 @@ class GatewaySettings:
         base = Path(os.path.abspath(path)).parent
         identity = Identity(config.run_name, cluster, GATEWAY)
         files = None if config.security.insecure else Files.from_config(config.security, identity, base)
-        return cls.for_run(config, identity, at, config.addresses, files, base / "audit")
+        return cls.for_run(config, identity, address, config.addresses, files, base / "audit")
 
     @classmethod
     def for_run(
@@ -113,9 +113,9 @@ class GatewaySettings:
         cluster = identity.cluster
         others = {name: each.gateway for name, each in config.clusters.items() if name != cluster}
         rates = {name: config.links.between(cluster, name).rate for name in others}
-        paced = {name: None if rate is None else rate / 8 for name, rate in rates.items()}
+        byte_rates = {name: None if rate is None else rate / 8 for name, rate in rates.items()}
         log = folder / f"{cluster}-gateway.jsonl"
-        return cls(identity.run, cluster, listen, workers, others, paced, files, log, config.patience)
+        return cls(identity.run, cluster, listen, workers, others, byte_rates, files, log, config.patience)
 
     def to_json(self) -> str:
         """The text that a launcher passes to the process."""

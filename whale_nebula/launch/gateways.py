@@ -22,7 +22,7 @@ from whale_nebula.errors import AccountError, ConfigError, TransportError
 from whale_nebula.gateway.settings import GatewaySettings
 from whale_nebula.launch.placement import ANY, Placement, assign_ports, find_listen_addresses, host_of
 from whale_nebula.security import Credentials, Files, Identity, issue_ephemeral
-from whale_nebula.security.identity import name
+from whale_nebula.security.identity import check_name
 from whale_nebula.security.tenant import Tenant
 
 PREFIX = "whale-nebula-"
@@ -137,9 +137,9 @@ def choose_listen_addresses(config: Config, placement: Placement, report: Callab
 def check_names(config: Config, workers: Iterable[str]) -> None:
     """Check that certificates can hold the names of the run and of its clusters."""
     if not config.security.insecure:
-        name(config.run_name, "run")
+        check_name(config.run_name, "run")
         for cluster in dict.fromkeys(map(cluster_of, workers)):
-            name(cluster, "cluster")
+            check_name(cluster, "cluster")
 
 
 @contextlib.contextmanager

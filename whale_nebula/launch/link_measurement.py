@@ -20,7 +20,7 @@ from whale_nebula.errors import DeadlineError, LinkClosedError, NebulaError, Rem
 from whale_nebula.errors.text import align_columns, escape_foreign_text
 from whale_nebula.launch.link_advice import DIRECT, THROUGH, LinkMeasurement, LinkThroughput
 from whale_nebula.report.records import size
-from whale_nebula.security.code import code_digest
+from whale_nebula.security.code import digest_code
 from whale_nebula.transport import Key, Link
 from whale_nebula.transport.deadlines import Deadlines, Wait
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
@@ -282,7 +282,7 @@ def versions() -> dict[str, str | None]:
     """Versions that must agree for identical traced programs; None for a package that is not installed."""
     return {
         "whale_nebula": whale_nebula.__version__,
-        "code": code_digest(),
+        "code": digest_code(),
         "tensorflow": _version("tensorflow"),
         "keras": _version("keras"),
         "python": ".".join(platform.python_version_tuple()[:2]),

@@ -184,9 +184,9 @@ def _find_identity(run: Run, cluster: str, certificate: Any) -> tuple[Identity, 
     if attachment is not None and attachment.security is not None:
         with contextlib.suppress(IdentityError):
             found = Credentials.load(attachment.security)
-            if files.signed_by(found.peer.certificate, certificate):
+            if files.is_signed_by(found.peer.certificate, certificate):
                 return found.identity, found.peer.account, found
-    name = files.authority_run(certificate) or run.config.run_name
+    name = files.find_authority_run(certificate) or run.config.run_name
     identity = Identity(name, cluster) if attachment is None else Identity.of_worker(name, attachment.worker)
     return identity, "", None
 

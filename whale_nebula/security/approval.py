@@ -38,8 +38,8 @@ _SERIAL = re.compile("[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class Approval:
-    """A record of an approval: the digests of the script with its modules, the packages, and each step's plan; the
-    approver, the reason, and the expiry.
+    """An approval of a program: the digests of the script with its modules, of the packages and of each step's plan;
+    its times, as text; and the approver and the reason.
     """
 
     run: str
@@ -71,7 +71,7 @@ def save(
     folder: Path,
     authority: Authority,
     script: str,
-    code: tuple[Mapping[str, str], Mapping[str, str]],
+    code_digests: tuple[Mapping[str, str], Mapping[str, str]],
     plans: Mapping[str, bytes],
     *,
     days: float = DAYS,
@@ -79,27 +79,28 @@ def save(
     why: str = "",
     at: datetime | None = None,
 ) -> FoundApproval:
-    """Sign an approval, and write it with its plans; atomically."""
+    """Sign an approval, and write it to a new folder: its plans first, so that an incomplete one is not an approval.
+    `code_digests` are those of the files and of the packages.
+    """
     moment, serial = at or files.now(), secrets.token_hex(20)
     until = min(moment + check_lifetime(days), authority.certificate.not_valid_after_utc)
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in plans.items()}
-    approval = Approval(
-        authority.run, serial, script, *code, digests, files.format_time(moment), files.format_time(until), by, why
-    )
+    times = files.format_time(moment), files.format_time(until)
+    approval = Approval(authority.run, serial, script, *code_digests, digests, *times, by, why)
     content = {"format": FORMAT, **asdict(approval)}
     signature = base64.b64encode(
         authority.key.sign(_SIGNATURE_PREFIX + encode_canonical(content), files.SIGNATURE)
     ).decode("ascii")
-    own = folder / f"{Path(script).stem}-{serial[:8]}"
+    own_folder = folder / f"{Path(script).stem}-{serial[:8]}"
     try:
-        own.mkdir(parents=True)
+        own_folder.mkdir(parents=True)
     except OSError as error:
-        raise CredentialsError(f"cannot create {own}", why=error.strerror, mend="approvals: approvals") from None
+        raise CredentialsError(f"cannot create {own_folder}", why=error.strerror, mend="approvals: approvals") from None
     for name, data in plans.items():
-        files.write(own / make_plan_filename(name), data, files.PUBLIC)
+        files.write(own_folder / make_plan_filename(name), data, files.PUBLIC)
     text = json.dumps({**content, "signature": signature}, indent=1, sort_keys=True)
-    files.write(own / NAME, f"{text}\n".encode(), files.PUBLIC)
-    return FoundApproval(own, approval)
+    files.write(own_folder / NAME, f"{text}\n".encode(), files.PUBLIC)
+    return FoundApproval(own_folder, approval)
 
 
 def make_plan_filename(step: str) -> str:
@@ -133,12 +134,12 @@ def _read_approval(folder: Path, trust: Trust, run: str | None, at: datetime, cl
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return FoundApproval(folder, fault="it cannot be parsed")
     signed = [each for each in trust.authorities if files.verify_signature(each, signature, message)]
-    signed = [each for each in signed if files.authority_run(each) == approval.run]
+    signed = [each for each in signed if files.find_authority_run(each) == approval.run]
     if not signed:
         return FoundApproval(
             folder, fault="it is not signed by the run's authority: it was modified, or belongs to another run"
         )
-    allowed_clusters = files.authority_clusters(signed[0])
+    allowed_clusters = files.list_authority_clusters(signed[0])
     if cluster is not None and allowed_clusters and cluster not in allowed_clusters:
         return FoundApproval(
             folder, approval, f"its signer may approve programs for {', '.join(allowed_clusters)}, not for {cluster}"
@@ -187,7 +188,7 @@ def read_approvals(config: Config, source: str | None, cluster: str | None) -> t
     base = Path(source or "").parent
     folder = base / Path(config.approvals or "approvals").expanduser()
     paths = files.Files.from_config(config.security, Identity(config.run_name, "any"), base)
-    authorities = files.certificates(files.read(paths.ca, "the authority's certificate"), str(paths.ca))
+    authorities = files.parse_certificates(files.read(paths.ca, "the authority's certificate"), str(paths.ca))
     trust = Trust(authorities, DenyList(paths.revoked, authorities))
     return folder, read_all(folder, trust, config.run, files.now(), cluster)
 
@@ -197,55 +198,53 @@ def check_script(config: Config, source: str | None, cluster: str | None, script
     modules in its folder that the approval names, and the versions of packages; the workers compare modules loaded from
     elsewhere.
     """
-    folder, found = read_approvals(config, source, cluster)
+    folder, approvals = read_approvals(config, source, cluster)
     packages = code.list_packages()
 
     def compare(approval: Approval) -> str | None:
         present = code.list_adjacent_modules(script, approval.files)
-        known = {name: value for name, value in packages.items() if name in approval.packages}
+        compared = {name: value for name, value in packages.items() if name in approval.packages}
         hiding = code.find_hiding_module(script, approval.files)
         if hiding is not None:
             return f"{hiding} next to the script hides an installed or standard module, and was not approved"
-        return code.find_difference(present, approval.files) or code.find_difference(known, approval.packages)
+        return code.find_difference(present, approval.files) or code.find_difference(compared, approval.packages)
 
-    return choose_approval(folder, found, Path(script), compare)
+    return choose_approval(folder, approvals, Path(script), compare)
 
 
-def check_process(folder: Path, found: Sequence[FoundApproval]) -> FoundApproval:
+def check_process(folder: Path, approvals: Sequence[FoundApproval]) -> FoundApproval:
     """The newest approval of the script, modules and packages of this process. A package that was not installed when
     the program was approved counts as a difference once it is loaded.
     """
-    own, packages = code.list_files(), code.list_packages()
+    modules, packages = code.list_files(), code.list_packages()
 
     def compare(approval: Approval) -> str | None:
-        if code.SCRIPT not in own:
+        if code.SCRIPT not in modules:
             return "this process does not run a script in a file"
         used = {name: value for name, value in packages.items() if name in approval.packages or code.is_loaded(name)}
-        return code.find_difference(own, approval.files) or code.find_difference(used, approval.packages)
+        return code.find_difference(modules, approval.files) or code.find_difference(used, approval.packages)
 
-    return choose_approval(folder, found, code.find_script(), compare)
+    return choose_approval(folder, approvals, code.find_script(), compare)
 
 
 def choose_approval(
-    folder: Path, found: Sequence[FoundApproval], script: Path | None, compare: Callable[[Approval], str | None]
+    folder: Path, approvals: Sequence[FoundApproval], script: Path | None, compare: Callable[[Approval], str | None]
 ) -> FoundApproval:
     """The newest approval for which `compare` finds no difference. If there is none, raises `NotApprovedError` with the
     first difference from the closest approval.
     """
     digest = None if script is None else code.digest_file(script)
     differences: list[tuple[int, str]] = []
-    for each in found:
+    for each in approvals:
         if each.approval is None or each.fault:
             continue
         why = compare(each.approval)
         if why is None:
             return each
-        has_same_digest, has_same_name = (
-            digest == each.approval.files.get(code.SCRIPT),
-            script and script.name == each.approval.script,
-        )
-        differences.append((2 * has_same_digest + bool(has_same_name), f"{each.folder.name}: {why}"))
-    faults = "\n".join(f"{each.folder.name}: {each.fault}" for each in found)
+        has_same_digest = digest == each.approval.files.get(code.SCRIPT)
+        has_same_name = script is not None and script.name == each.approval.script
+        differences.append((2 * has_same_digest + has_same_name, f"{each.folder.name}: {why}"))
+    faults = "\n".join(f"{each.folder.name}: {each.fault}" for each in approvals)
     raise NotApprovedError(
         f"{script.name if script else 'the program of this process'} is not approved",
         where=str(folder),

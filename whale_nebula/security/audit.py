@@ -108,16 +108,16 @@ class AuditLog:
             seq = self._link.seq
             full = self._unsigned_records >= self._head_every
             if full:
-                self._sign_head()
+                self._write_head()
             if full or durable or (durable is None and decision):
                 self._sync()
         self._pass_heads()
         return seq
 
-    def head(self) -> Head | None:
-        """Sign the current position of the log."""
+    def sign_head(self) -> Head | None:
+        """Sign the current position of the log, write the head, and return it; None without a key."""
         with self._lock:
-            head = self._sign_head()
+            head = self._write_head()
             self._sync()
         self._pass_heads()
         return head
@@ -133,7 +133,7 @@ class AuditLog:
             if self._current_credentials() is None:
                 self._write(chain.END, end)
             else:
-                self._sign_head(end=end)
+                self._write_head(end=end)
             self._sync()
             self._close_file()
         self._pass_heads()
@@ -145,7 +145,7 @@ class AuditLog:
             file.seek(0)
             data = file.read(self._size)
         before = _find_start(self.path, data)
-        lines, tail = chain.split(data)
+        lines, tail = chain.split_lines(data)
         try:
             self._link = chain.verify_lines(lines, before)
         except chain.BrokenChainError as error:
@@ -162,7 +162,7 @@ class AuditLog:
         else:
             self._write(chain.GENESIS if self._link == START else "start", self._describe_run())
         if self._unsigned_records >= self._head_every:
-            self._sign_head()
+            self._write_head()
         self._sync()
         self._sync_folder()
         return self._link
@@ -179,11 +179,11 @@ class AuditLog:
 
     def _describe_run(self) -> dict[str, Any]:
         """The run and the fingerprints of the certificates."""
-        present = self._current_credentials()
-        if present is None:
+        credentials = self._current_credentials()
+        if credentials is None:
             return {"run": self.identity.run, "insecure": True}
-        self._fingerprint = present.peer.fingerprint
-        authorities = [each.fingerprint(hashes.SHA256()).hex() for each in present.trust.authorities]
+        self._fingerprint = credentials.peer.fingerprint
+        authorities = [each.fingerprint(hashes.SHA256()).hex() for each in credentials.trust.authorities]
         return {"run": self.identity.run, "certificate": self._fingerprint, "authorities": authorities}
 
     def _current_credentials(self) -> Credentials | None:
@@ -235,16 +235,16 @@ class AuditLog:
             ) from None
         self._size += len(data)
 
-    def _sign_head(self, *, end: dict[str, Any] | None = None) -> Head | None:
-        """Sign the current position of the log, or its end."""
-        present = self._current_credentials()
-        if present is None:
+    def _write_head(self, *, end: dict[str, Any] | None = None) -> Head | None:
+        """Sign the current position of the log, or an `end` record written with the head; None without a key."""
+        credentials = self._current_credentials()
+        if credentials is None:
             self._unsigned_records = 0
             return None
-        if present.peer.fingerprint != self._fingerprint:
+        if credentials.peer.fingerprint != self._fingerprint:
             self._write("renewed", self._describe_run())
         ended, link = (b"", self._link) if end is None else self._make_line(self._link, chain.END, end)
-        head = Head.sign(present, *link)
+        head = Head.sign(credentials, *link)
         line, link = self._make_line(link, chain.HEAD, {"head": head._asdict()})
         self._append(ended + line)
         self._link = link
@@ -367,11 +367,11 @@ def _find_start(path: Path, data: bytes) -> Link:
     older = list_log_files(path)[:-1]
     if not older:
         return START
-    first = chain.parse(data.split(b"\n", 1)[0])
+    first = chain.parse_line(data.split(b"\n", 1)[0])
     if first is not None and isinstance(first.get("seq"), int):
         return Link(first["seq"] - 1, str(first.get("prev")))
-    lines, tail = chain.split(older[-1].read_bytes())
-    begin = chain.parse(lines[0]) if lines else None
+    lines, tail = chain.split_lines(older[-1].read_bytes())
+    begin = chain.parse_line(lines[0]) if lines else None
     if begin is None or tail:
         raise _broken_error(older[-1], "it does not begin and end with a record")
     try:
@@ -413,7 +413,7 @@ class Head(NamedTuple):
 
     def trim(self) -> Head:
         """The head without a peer's text around the certificate."""
-        certificate = files.certificate(self.certificate, "the head of an audit log")
+        certificate = files.parse_certificate(self.certificate, "the head of an audit log")
         return self._replace(certificate=certificate.public_bytes(serialization.Encoding.PEM).decode("ascii"))
 
     def check(self, trust: Trust | None = None) -> Identity:
@@ -422,9 +422,9 @@ class Head(NamedTuple):
 
         Dates are not checked: a log may be verified long after its certificates have expired.
         """
-        certificate = files.certificate(self.certificate, "the head of an audit log")
-        identity = files.peer(certificate).identity
-        if trust is not None and not any(files.signed_by(certificate, each) for each in trust.authorities):
+        certificate = files.parse_certificate(self.certificate, "the head of an audit log")
+        identity = files.read_peer(certificate).identity
+        if trust is not None and not any(files.is_signed_by(certificate, each) for each in trust.authorities):
             raise AuditError(f"head {self.seq} is signed with a certificate of another authority")
         try:
             signature = base64.b64decode(self.signature, validate=True)
@@ -440,7 +440,7 @@ def _message(identity: Identity, seq: int, digest: str) -> bytes:
 
 
 class KeptHeads:
-    """The heads of other logs, in an append-only file. Thread-safe.
+    """The latest signed heads of other processes' logs, in an append-only file. Thread-safe.
 
     `trust` is the authority for heads or, for a process that outlives its authority's certificate, a function that
     returns the current one.
@@ -450,7 +450,7 @@ class KeptHeads:
         self.path = Path(path)
         self._trust = trust
         self._lock = threading.Lock()
-        self._digests: dict[Identity, dict[int, str]] = {}  # digests by number, of the last heads of each
+        self._digests: dict[Identity, dict[int, str]] = {}  # by record number, of the last heads of each sender
         latest: dict[str, deque[Head]] = {}  # only these signatures are checked: a file may be long
         for head in read_heads(self.path) if self.path.exists() else ():
             latest.setdefault(head.certificate, deque(maxlen=_MOST_REMEMBERED)).append(head)

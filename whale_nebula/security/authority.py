@@ -35,7 +35,7 @@ from whale_nebula.errors import CredentialsError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.security import files, trust
 from whale_nebula.security.allowance import ALLOWANCE_OID, UNLIMITED, Allowance
-from whale_nebula.security.identity import GATEWAY, WORKER, Identity, cluster_uri, name, run_uri
+from whale_nebula.security.identity import GATEWAY, WORKER, Identity, check_name, cluster_uri, run_uri
 from whale_nebula.security.trust import check_dates
 
 SKEW = timedelta(minutes=5)
@@ -47,19 +47,19 @@ def make_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(_CURVE)
 
 
-def key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
+def encode_key(key: ec.EllipticCurvePrivateKey) -> bytes:
     """A private key as PEM, without a passphrase: the file's mode protects it."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
-def certificate_bytes(certificate: x509.Certificate) -> bytes:
+def encode_certificate(certificate: x509.Certificate) -> bytes:
     """A certificate as PEM."""
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-def authority_certificate(
+def make_authority_certificate(
     run: str, key: ec.EllipticCurvePrivateKey, until: datetime, at: datetime, bound: Sequence[str] = ()
 ) -> x509.Certificate:
     """The certificate of a run's authority, or of one that is restricted to the clusters in `bound`. It signs
@@ -70,11 +70,11 @@ def authority_certificate(
     uri = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(each) for each in names])
     key_identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     return _build_certificate(
-        (name, name), key.public_key(), key, (until, at), [uri, key_identifier], signs_certificates=True
+        (name, name), key.public_key(), key, (at, until), [uri, key_identifier], signs_certificates=True
     )
 
 
-def process_certificate(
+def make_process_certificate(
     identity: Identity,
     public: ec.EllipticCurvePublicKey,
     authority: x509.Certificate,
@@ -93,11 +93,11 @@ def process_certificate(
     name = x509.Name([*parts, *[x509.NameAttribute(NameOID.USER_ID, account)] * bool(account)])
     uses = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH])
     names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(identity.uri), x509.DNSName(identity.dns)])
-    own = x509.SubjectKeyIdentifier.from_public_key(public)
+    key_identifier = x509.SubjectKeyIdentifier.from_public_key(public)
     signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
     limits = [x509.UnrecognizedExtension(ALLOWANCE_OID, allowance.encode())] * bool(allowance)
     return _build_certificate(
-        (name, authority.subject), public, authority_key, (until, at), [uses, names, own, signer, *limits]
+        (name, authority.subject), public, authority_key, (at, until), [uses, names, key_identifier, signer, *limits]
     )
 
 
@@ -110,7 +110,7 @@ def _build_certificate(
     *,
     signs_certificates: bool = False,
 ) -> x509.Certificate:
-    """A certificate with the names of its subject and issuer, valid between two dates."""
+    """A certificate with the names of its subject and issuer, valid between two dates: from `SKEW` before the first."""
     usage = x509.KeyUsage(
         digital_signature=not signs_certificates,
         key_cert_sign=signs_certificates,
@@ -122,7 +122,7 @@ def _build_certificate(
         encipher_only=False,
         decipher_only=False,
     )
-    (subject, issuer), (until, at) = names, dates
+    (subject, issuer), (at, until) = names, dates
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -170,15 +170,15 @@ class Authority:
         moment = at or files.now()
         key = make_key()
         for cluster in (*clusters, *bound):
-            name(cluster, "cluster")
+            check_name(cluster, "cluster")
         return cls(
-            run, authority_certificate(run, key, moment + check_lifetime(days), moment, bound), key, dict(clusters)
+            run, make_authority_certificate(run, key, moment + check_lifetime(days), moment, bound), key, dict(clusters)
         )
 
     @property
     def bound(self) -> tuple[str, ...]:
         """The clusters that it may certify; empty if it may certify all."""
-        return files.authority_clusters(self.certificate)
+        return files.list_authority_clusters(self.certificate)
 
     def check(self, identity: Identity) -> None:
         """Check that the authority may certify an identity."""
@@ -209,7 +209,7 @@ _ADD_CLUSTER_FIX = "add it to clusters.yaml, and pass --config clusters.yaml"
 
 
 def check_lifetime(days: float) -> timedelta:
-    """The lifetime of a certificate, checked.
+    """The lifetime of a certificate of this many days, which must be above 0 and at most `MOST_DAYS`.
 
     >>> check_lifetime(0.5)
     datetime.timedelta(seconds=43200)
@@ -230,11 +230,11 @@ def count_workers(config: Config) -> Clusters:
 
 def list_identities(run: str, config: Config) -> list[Identity]:
     """All processes of a run that need a certificate: its workers and its gateways."""
-    found = []
+    identities = []
     for cluster in config.clusters.values():
-        found += [Identity(run, cluster.name, WORKER, index) for index in range(len(cluster.workers))]
-        found += [Identity(run, cluster.name, GATEWAY)] * (cluster.gateway is not None)
-    return found
+        identities += [Identity(run, cluster.name, WORKER, index) for index in range(len(cluster.workers))]
+        identities += [Identity(run, cluster.name, GATEWAY)] * (cluster.gateway is not None)
+    return identities
 
 
 # ---------------------------------------------------------------------- the folder
@@ -256,10 +256,10 @@ def create(folder: Path, authority: Authority) -> None:
                 why="a new key would invalidate every certificate that was issued",
                 mend=f"copy {CA} back from any host; if certs init was interrupted: rm {folder / KEY}",
             )
-        files.write(folder / KEY, key_bytes(authority.key), files.SECRET, replace=False)
+        files.write(folder / KEY, encode_key(authority.key), files.SECRET, replace=False)
         save_clusters(folder, authority)
         trust.save(folder / files.REVOKED, authority.run, authority.key, 1, {})
-        files.write(folder / CA, certificate_bytes(authority.certificate), files.PUBLIC, replace=False)
+        files.write(folder / CA, encode_certificate(authority.certificate), files.PUBLIC, replace=False)
 
 
 def prepare_folder(folder: Path) -> None:
@@ -286,7 +286,7 @@ def save_clusters(folder: Path, authority: Authority) -> None:
 
 def load(folder: Path) -> Authority:
     """The authority in a folder, with its key, which exists only on the host that created it."""
-    known = authorities(folder)
+    certificates = load_certificates(folder)
     if not (folder / KEY).exists():
         raise CredentialsError(
             "the authority's key is not on this host",
@@ -294,12 +294,12 @@ def load(folder: Path) -> Authority:
             why="certificates are issued on the host that created the authority, and copied from there",
             mend="run this command on that host",
         )
-    key = files.private_key(files.read(folder / KEY, "the authority's key", secret=True), str(folder / KEY))
-    own = [each for each in known if each.public_key() == key.public_key()]
-    if not own:
+    key = files.parse_private_key(files.read(folder / KEY, "the authority's key", secret=True), str(folder / KEY))
+    own_certificates = [each for each in certificates if each.public_key() == key.public_key()]
+    if not own_certificates:
         raise CredentialsError(f"{KEY} is not the key of {CA}", where=str(folder))
-    certificate = max(own, key=lambda each: each.not_valid_after_utc)
-    run = files.authority_run(certificate)
+    certificate = max(own_certificates, key=lambda each: each.not_valid_after_utc)
+    run = files.find_authority_run(certificate)
     if run is None:
         raise CredentialsError(
             "not the certificate of a run's authority", where=str(folder / CA), mend="whale-nebula certs init"
@@ -316,10 +316,10 @@ def load(folder: Path) -> Authority:
     return Authority(run, certificate, key, clusters)
 
 
-def authorities(folder: Path) -> list[x509.Certificate]:
+def load_certificates(folder: Path) -> list[x509.Certificate]:
     """All certificates in `ca.pem`: several, if each cluster has its own authority."""
     load_certificate(folder)
-    return files.certificates(files.read(folder / CA, "the authority's certificate"), str(folder / CA))
+    return files.parse_certificates(files.read(folder / CA, "the authority's certificate"), str(folder / CA))
 
 
 def load_certificate(folder: Path) -> x509.Certificate:
@@ -330,9 +330,9 @@ def load_certificate(folder: Path) -> x509.Certificate:
             where=str(folder / CA),
             mend=f"whale-nebula certs init --run NAME --folder {folder}; or pass the folder of the existing authority",
         )
-    return files.certificate(files.read(folder / CA, "the authority's certificate"), str(folder / CA))
+    return files.parse_certificate(files.read(folder / CA, "the authority's certificate"), str(folder / CA))
 
 
 def check_current(authority: Authority, at: datetime | None = None) -> None:
-    """Check that the authority may still sign."""
+    """Raise unless the authority's certificate is within its dates, so that it may sign."""
     check_dates(authority.certificate, at or files.now(), "the authority", authority=True)

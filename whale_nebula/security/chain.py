@@ -52,7 +52,7 @@ def make_line(before: Link, fields: Mapping[str, Any]) -> tuple[bytes, Link]:
 
 def verify_line(line: bytes, before: Link) -> tuple[Record, Link]:
     """Parse a line as the next record of the chain."""
-    record = parse(line)
+    record = parse_line(line)
     if record is None:
         raise BrokenChainError("the line is not a complete record in canonical JSON")
     if type(record.get("seq")) is not int or record["seq"] != before.seq + 1:
@@ -64,7 +64,7 @@ def verify_line(line: bytes, before: Link) -> tuple[Record, Link]:
     return record, Link(before.seq + 1, digest(line))
 
 
-def parse(line: bytes) -> Record | None:
+def parse_line(line: bytes) -> Record | None:
     """Parse a line; None unless it is canonical."""
     try:
         record = json.loads(line)
@@ -82,10 +82,10 @@ def is_torn_record(line: bytes) -> bool:
     """
     text = line.rstrip(b"\0")
     begins = b'{"'.startswith(text[:2]) and all(32 <= byte < 127 for byte in text)
-    return bool(line) and begins and parse(line) is None
+    return bool(line) and begins and parse_line(line) is None
 
 
-def split(data: bytes) -> tuple[list[bytes], bytes]:
+def split_lines(data: bytes) -> tuple[list[bytes], bytes]:
     """Split bytes into complete lines and the rest after the last newline."""
     *lines, rest = data.split(b"\n")
     return lines, rest

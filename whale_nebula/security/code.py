@@ -32,7 +32,7 @@ _CODE_SUFFIXES = (".py", ".so", ".pyd")
 
 
 @cache
-def code_digest() -> str:
+def digest_code() -> str:
     """The first digits of the SHA-256 of this package's source: equal if the code is equal."""
     root = Path(whale_nebula.__file__).parent
     digest = hashlib.sha256()
@@ -57,12 +57,12 @@ def find_script() -> Path | None:
 
 
 def list_files(script: str | Path | None = None) -> dict[str, str]:
-    """The digests of a script and of loaded modules, except modules that match their installer's record. By default,
-    the script is the one that this process runs.
+    """The digests of a script, by default the one that this process runs, and of loaded modules: those that differ from
+    their installer's record or have none, outside the standard library and this package.
     """
     main = find_script() if script is None else Path(script)
     found = {} if main is None else {SCRIPT: digest_file(main)}
-    for name, path in sorted(_unrecorded_modules()):
+    for name, path in sorted(_list_unrecorded_modules()):
         if main is None or path != main.resolve():
             found[name] = digest_file(path)
     return found
@@ -133,7 +133,7 @@ def import_from_source(script: str | Path) -> None:
     sys.path_importer_cache.clear()
 
 
-def _unrecorded_modules() -> Iterator[tuple[str, Path]]:
+def _list_unrecorded_modules() -> Iterator[tuple[str, Path]]:
     recorded = {path: digest for paths in _list_recorded_files().values() for path, digest in paths.items()}
     own, library = Path(whale_nebula.__file__).resolve().parent, Path(sysconfig.get_path("stdlib")).resolve()
     for name, module in list(sys.modules.items()):
@@ -142,7 +142,7 @@ def _unrecorded_modules() -> Iterator[tuple[str, Path]]:
             continue
         path = Path(os.path.abspath(file))
         known = recorded.get(str(path))
-        if known is not None and known == _recorded_digest(str(path), _read_change_time(path)):
+        if known is not None and known == _digest_as_recorded(str(path), _read_change_time(path)):
             continue
         path = path.resolve()
         in_library = path.is_relative_to(library) and not {"site-packages", "dist-packages"} & set(path.parts)
@@ -158,8 +158,8 @@ def _read_change_time(path: Path) -> int | None:
 
 
 @cache
-def _recorded_digest(path: str, changed: int | None) -> str:
-    """The digest of a file in the form that installers record."""
+def _digest_as_recorded(path: str, changed: int | None) -> str:
+    """The digest of a file in the form that installers record; cached while its time of change is the same."""
     try:
         digest = hashlib.sha256(Path(path).read_bytes()).digest()
     except OSError:
@@ -199,8 +199,8 @@ def list_packages() -> Mapping[str, str]:
                 f"{os.path.relpath(path, _find_root(each))},{own}" for path, own in _list_recorded_files()[name].items()
             )
             digest = hashlib.sha256("\n".join(code).encode()).hexdigest()[:12] if code else ""
-            found[name] = f"{each.version} {code_digest() if name == _OWN else digest}".strip()
-    found.setdefault(_OWN, code_digest())  # if it runs from a folder, not installed
+            found[name] = f"{each.version} {digest_code() if name == _OWN else digest}".strip()
+    found.setdefault(_OWN, digest_code())  # if it runs from a folder, not installed
     return dict(sorted(found.items()))
 
 
@@ -214,7 +214,7 @@ def describe_versions() -> str:
     found = [f"python {platform.python_version()}"]
     for name in _REPORTED_PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found.append(f"{name} {metadata.version(name)}{f' {code_digest()}' if name == _OWN else ''}")
+            found.append(f"{name} {metadata.version(name)}{f' {digest_code()}' if name == _OWN else ''}")
     return ", ".join(found)
 
 

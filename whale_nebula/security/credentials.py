@@ -62,7 +62,7 @@ class Credentials:
         self.trust.check(self.cert_pem, subject=f"{self.identity.worker} (this process)")
 
     def check_identity(self, identity: Identity) -> None:
-        """Check that the certificate is for this process."""
+        """Raise `WrongNameError` unless the certificate names this identity."""
         if self.identity == identity:
             return
         what = f"this process is {identity.worker}, but its certificate is for {self.identity.worker}"
@@ -85,7 +85,7 @@ class Credentials:
 
     def sign(self, message: bytes) -> bytes:
         """A signature by the key of this process."""
-        return files.private_key(self.key_pem, str(self.files.key)).sign(message, files.SIGNATURE)
+        return files.parse_private_key(self.key_pem, str(self.files.key)).sign(message, files.SIGNATURE)
 
 
 def _make_stamps(paths: Files) -> tuple[Stamp, ...]:
@@ -97,20 +97,20 @@ def _load(paths: Files, denied: DenyList | None) -> Credentials:
     key_pem = files.read(paths.key, "the key of this process", secret=True)
     cert_pem = files.read(paths.cert, "the certificate of this process")
     ca_pem = files.read(paths.ca, "the authority's certificate")
-    certificate = files.certificate(cert_pem, str(paths.cert))
-    key = files.private_key(key_pem, str(paths.key))
+    certificate = files.parse_certificate(cert_pem, str(paths.cert))
+    key = files.parse_private_key(key_pem, str(paths.key))
     if certificate.public_key() != key.public_key():
         raise CredentialsError(
             f"{paths.key.name} is not the key of {paths.cert.name}",
             where=str(paths.key.parent),
             mend="copy both files of the worker from the host that issued them",
         )
-    authorities = files.certificates(ca_pem, str(paths.ca))
-    if others := [each for each in authorities if files.authority_run(each) is None]:
+    authorities = files.parse_certificates(ca_pem, str(paths.ca))
+    if foreign := [each for each in authorities if files.find_authority_run(each) is None]:
         raise CredentialsError(
             "not an authority's certificate",
             where=str(paths.ca),
-            why=f"it is the certificate of {escape_foreign_text(others[0].subject.rfc4514_string(), 200)}",
+            why=f"it is the certificate of {escape_foreign_text(foreign[0].subject.rfc4514_string(), 200)}",
             mend="security: {ca: certs/ca.pem}",
         )
     trust = Trust(authorities, denied)
@@ -151,12 +151,12 @@ class CurrentCredentials:
         if time.monotonic() < self._next_warning_time:
             return
         self._next_warning_time = time.monotonic() + _WARNING_SECONDS
-        peer, last = self._current.peer, {}
+        peer, last_by_key = self._current.peer, {}
         for each in sorted(self._current.trust.authorities, key=lambda each: each.not_valid_after_utc):
-            last[files.public_key_digest(each)] = each
+            last_by_key[files.digest_certificate_key(each)] = each
         renew = f"run whale-nebula certs renew {command_options(peer.identity)}, and copy its .pem to this host"
         self._warn_of_expiry("certificate", peer.fingerprint, peer.not_before, peer.not_after, renew)
-        for key, each in last.items():
+        for key, each in last_by_key.items():
             renew = "run whale-nebula certs renew --ca, and copy ca.pem to every host"
             self._warn_of_expiry("authority", key, each.not_valid_before_utc, each.not_valid_after_utc, renew)
 
@@ -173,7 +173,7 @@ class CurrentCredentials:
         )
 
     def _reload_changed(self) -> None:
-        """Load files that have changed."""
+        """Load the files again if they have changed; invalid ones are refused, and tried again later."""
         stamps = _make_stamps(self._current.files)
         if stamps == self._current.stamps or (stamps == self._refused_stamps and time.monotonic() < self._retry_time):
             return
@@ -209,13 +209,13 @@ class Prover:
         return self.credentials.cert_pem.decode("ascii")
 
     def sign(self, transcript: bytes) -> bytes:
-        """A signature that is valid for one conversation only."""
+        """A signature of the transcript of a greeting or of a request for a stream, valid for that one only."""
         return self.credentials.sign(_CONVERSATION + transcript)
 
     def verify(self, certificate: str, signature: bytes, transcript: bytes, worker: str) -> None:
         """Raise an `IdentityError` unless `worker`, with a certificate that is valid now, signed this transcript."""
         credentials = self.credentials
-        parsed = files.certificate(certificate, f"what {worker} sent")
+        parsed = files.parse_certificate(certificate, f"what {worker} sent")
         credentials.trust.check(
             parsed, Identity.of_worker(credentials.identity.run, worker), subject=worker, at=files.now()
         )
@@ -230,8 +230,8 @@ class Prover:
         """Raise an `IdentityError` unless a certificate that `verify` accepted is still within its dates and not on the
         deny list.
         """
-        parsed = files.certificate(certificate, f"what {worker} sent")
-        check_live(self.credentials.trust, files.peer(parsed))
+        parsed = files.parse_certificate(certificate, f"what {worker} sent")
+        check_live(self.credentials.trust, files.read_peer(parsed))
 
 
 _CONVERSATION = b"whale_nebula conversation 1\0"

@@ -49,7 +49,7 @@ _ALERTS: dict[str, tuple[type[IdentityError], str]] = {
 
 
 def read_alert(error: OSError, address: str) -> IdentityError | None:
-    """Parse a TLS alert about our certificate, if there is one.
+    """The error for a TLS alert about our certificate; None if this error is not such an alert.
 
     >>> error = ssl.SSLError(1, "[SSL: TLSV1_ALERT_UNKNOWN_CA] tlsv1 alert unknown ca")
     >>> read_alert(error, "10.77.0.2:7101").code
@@ -82,7 +82,7 @@ _GRPC_PHRASES: tuple[tuple[str, type[IdentityError], str], ...] = (
 def read_grpc_error(text: str, subject: str) -> IdentityError | None:
     """The TLS error behind a text of gRPC: a line of a server's log about a client, or the details of a failed call.
 
-    `who` is the other side, if known: "a client", or an address.
+    `subject` is the other side, as the error names it: "a client", or an address.
 
     >>> line = "Handshake failed with error SSL_ERROR_SSL: ...:PEER_DID_NOT_RETURN_A_CERTIFICATE: ..."
     >>> print(read_grpc_error(line, "a client").what, "/", read_grpc_error("Socket closed", "a client"))
@@ -161,10 +161,10 @@ def probe(
     except IdentityError as error:
         return make_diagnosis(error, HERE)
     try:
-        with contextlib.closing(_dial(address, timeout)) as line:
+        with contextlib.closing(_dial(address, timeout)) as connection:
             if credentials is not None:
-                return _probe_tls(address, line, credentials, expected)
-            if _answers_plaintext(line):
+                return _probe_tls(address, connection, credentials, expected)
+            if _answers_plaintext(connection):
                 return None
             wants_tls = PlaintextError(
                 f"{address} requires TLS, and this process does not use it",
@@ -188,14 +188,14 @@ def _diagnose_unreachable(address: str, error: OSError) -> Diagnosis:
 
 # ---------------------------------------------------------------------- with TLS
 def _probe_tls(
-    address: str, line: socket.socket, credentials: Credentials, expected: Identity | None
+    address: str, connection: socket.socket, credentials: Credentials, expected: Identity | None
 ) -> Diagnosis | None:
     try:
-        secured = _make_context(credentials).wrap_socket(line, server_hostname=expected.dns if expected else None)
+        secured = _make_context(credentials).wrap_socket(connection, server_hostname=expected.dns if expected else None)
     except TimeoutError as error:
         return _diagnose_unreachable(address, error)
     except (ssl.SSLError, ConnectionError) as error:
-        return _diagnose_failed_handshake(address, error, line.gettimeout() or _BANNER_SECONDS)
+        return _diagnose_failed_handshake(address, error, connection.gettimeout() or _BANNER_SECONDS)
     with contextlib.closing(secured):
         return _diagnose_peer_certificate(address, secured, credentials, expected) or _probe_refusal(
             address, secured, credentials
@@ -220,8 +220,8 @@ def _diagnose_failed_handshake(address: str, error: OSError, timeout: float) -> 
     if refusal is not None:
         return make_diagnosis(refusal, HERE)
     plaintext = False
-    with contextlib.suppress(OSError), contextlib.closing(_dial(address, timeout)) as line:
-        plaintext = _answers_plaintext(line)
+    with contextlib.suppress(OSError), contextlib.closing(_dial(address, timeout)) as connection:
+        plaintext = _answers_plaintext(connection)
     if plaintext:
         fault = PlaintextError(
             f"{address} does not use TLS", why="it answers in plaintext, and this process requires TLS"
@@ -242,17 +242,20 @@ def _diagnose_failed_handshake(address: str, error: OSError, timeout: float) -> 
 def _diagnose_peer_certificate(
     address: str, secured: ssl.SSLSocket, credentials: Credentials, expected: Identity | None
 ) -> Diagnosis | None:
-    """The fault of the other side's certificate."""
+    """The fault of the other side's certificate; None if it is valid and has the expected identity."""
     certificate = ssl.DER_cert_to_PEM_cert(secured.getpeercert(binary_form=True) or b"")
     try:
-        credentials.trust.check(files.certificate(certificate, address), expected, subject=f"the process at {address}")
+        credentials.trust.check(
+            files.parse_certificate(certificate, address), expected, subject=f"the process at {address}"
+        )
     except IdentityError as error:
         return make_diagnosis(error, THERE)
     return None
 
 
 def _probe_refusal(address: str, secured: ssl.SSLSocket, credentials: Credentials) -> Diagnosis | None:
-    """The other side's verdict on our certificate. TLS 1.3 sends it after the handshake, so a read is needed.
+    """The other side's refusal of our certificate; None if it accepts. TLS 1.3 reports it after the handshake, so a
+    read is needed.
 
     A server that accepts sends first (HTTP/2 begins with settings); one that refuses sends an alert or closes.
     """
@@ -275,12 +278,12 @@ def _probe_refusal(address: str, secured: ssl.SSLSocket, credentials: Credential
     return make_diagnosis(fault, HERE)
 
 
-def _answers_plaintext(line: socket.socket) -> bool:
+def _answers_plaintext(connection: socket.socket) -> bool:
     """Whether the first frame of the answer is an HTTP/2 SETTINGS frame."""
-    line.settimeout(_BANNER_SECONDS)
+    connection.settimeout(_BANNER_SECONDS)
     try:
-        line.sendall(_PREFACE)
-        answer = line.recv(9)
+        connection.sendall(_PREFACE)
+        answer = connection.recv(9)
     except OSError:
         return False
     return len(answer) == 9 and answer[3] == _SETTINGS

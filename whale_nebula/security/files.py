@@ -1,4 +1,4 @@
-"""Atomic writes of files, and private keys that only their owner can read."""
+"""The files of certificates, keys and deny lists: their names, atomic writes, locks, and what certificates contain."""
 
 from __future__ import annotations
 
@@ -104,17 +104,17 @@ def read(
     most: int | None = _MOST_BYTES,
     mend: str | None = None,
 ) -> bytes:
-    """The bytes of a file; a secret that other users can read is refused, with the command that corrects it. `mend` is
-    the advice for an unreadable file that `certs` does not create.
+    """The first `most` bytes of a file; a secret that other users can read is refused, with the command that corrects
+    it. `what` names the file in errors, and `mend` is the advice for an unreadable one that `certs` does not create.
     """
     try:
         with open(path, "rb") as file:
-            found = os.fstat(file.fileno())
-            if secret and not is_private(found):
+            status = os.fstat(file.fileno())
+            if secret and not is_private(status):
                 raise CredentialsError(
                     f"{what} can be read by other users",
                     where=str(path),
-                    why=f"its mode is {stat.S_IMODE(found.st_mode):04o}, and any user who can read a key can use it",
+                    why=f"its mode is {stat.S_IMODE(status.st_mode):04o}, and any user who can read a key can use it",
                     mend=f"chmod 600 {path}, and issue a new one if this host has other users",
                 )
             return file.read(most)
@@ -122,14 +122,14 @@ def read(
         raise CredentialsError(f"cannot read {what}", where=str(path), why=error.strerror, mend=mend) from None
 
 
-def is_private(found: os.stat_result) -> bool:
+def is_private(status: os.stat_result) -> bool:
     """Whether a key file's owner and mode keep it from other users.
 
     0600 or less; if root owns the file and this process is not root, its group may read it too (0640 or less), as
     Kubernetes projects a secret for a pod with `fsGroup`.
     """
-    given_by_root = found.st_uid == 0 and os.geteuid() != 0
-    return not stat.S_IMODE(found.st_mode) & (0o037 if given_by_root else 0o077)
+    owned_by_root = status.st_uid == 0 and os.geteuid() != 0
+    return not stat.S_IMODE(status.st_mode) & (0o037 if owned_by_root else 0o077)
 
 
 def find_other_keys(paths: Files) -> list[Path]:
@@ -171,7 +171,7 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _wait_for_lock(descriptor: int) -> Iterator[None]:
+def _hold_descriptor_lock(descriptor: int) -> Iterator[None]:
     """Hold the lock of an open file or folder, and close it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -188,7 +188,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
     except OSError as error:
         mend = "whale-nebula certs init"
         raise CredentialsError(f"cannot open {folder}", why=error.strerror, mend=mend) from None
-    with _wait_for_lock(descriptor):
+    with _hold_descriptor_lock(descriptor):
         yield
 
 
@@ -196,7 +196,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 def hold_lock(path: Path) -> Iterator[None]:
     """Hold the lock of a file that other processes use, too, in the order of their requests."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, SECRET)
-    with _wait_for_lock(descriptor):
+    with _hold_descriptor_lock(descriptor):
         yield
 
 
@@ -223,8 +223,9 @@ SIGNATURE = ec.ECDSA(hashes.SHA256())
 
 
 class Peer(NamedTuple):
-    """The identity in a certificate; `fingerprint` is the SHA-256 of the entire certificate, `key` that of its key.
-    `account` is the account that it was issued to, if the owner has accounts, and `allowance` that account's limits.
+    """A certificate of a process, and what it contains; `fingerprint` is the SHA-256 of the entire certificate, `key`
+    that of its public key. `account` is the account that it was issued to, if the owner has accounts, and `allowance`
+    that account's limits.
     """
 
     certificate: x509.Certificate
@@ -259,38 +260,43 @@ def _translate_errors(where: str) -> Iterator[None]:
         raise CredentialsError("not a valid certificate", where=where, mend="whale-nebula certs show") from None
 
 
-def certificates(pem: bytes, where: str) -> list[x509.Certificate]:
-    """All certificates in a PEM file. The library skips an incompletely copied one."""
+def parse_certificates(pem: bytes, where: str) -> list[x509.Certificate]:
+    """All certificates in a PEM file; an incompletely copied one, which the library skips, is an error."""
     with _translate_errors(where):
-        found = x509.load_pem_x509_certificates(pem)
-        if len(found) < pem.count(b"-----BEGIN CERTIFICATE"):
+        certificates = x509.load_pem_x509_certificates(pem)
+        if len(certificates) < pem.count(b"-----BEGIN CERTIFICATE"):
             raise ValueError("incomplete certificate")
-        for each in found:
+        for each in certificates:
             _check_decodable(each)
-        return found
+        return certificates
 
 
-def certificate(pem: bytes | str, where: str) -> x509.Certificate:
+def parse_certificate(pem: bytes | str, where: str) -> x509.Certificate:
     """The first certificate in PEM text, which is that of the process itself."""
     with _translate_errors(where):
-        found = x509.load_pem_x509_certificate(pem.encode() if isinstance(pem, str) else pem)
-        _check_decodable(found)
-        return found
+        certificate = x509.load_pem_x509_certificate(pem.encode() if isinstance(pem, str) else pem)
+        _check_decodable(certificate)
+        return certificate
 
 
-def _check_decodable(found: x509.Certificate) -> None:
-    """Force the parsing of parts that the library parses lazily. Extensions may be malformed, which
-    is handled there.
+def _check_decodable(certificate: x509.Certificate) -> None:
+    """Force the parsing of parts that the library parses lazily; extensions may be malformed, which their readers
+    handle.
     """
-    _ = found.version, found.serial_number, found.not_valid_before_utc, found.not_valid_after_utc
-    found.subject.rfc4514_string()
-    found.issuer.rfc4514_string()
-    found.public_key()
+    _ = (
+        certificate.version,
+        certificate.serial_number,
+        certificate.not_valid_before_utc,
+        certificate.not_valid_after_utc,
+    )
+    certificate.subject.rfc4514_string()
+    certificate.issuer.rfc4514_string()
+    certificate.public_key()
 
 
-def public_key_digest(found: x509.Certificate) -> str:
+def digest_certificate_key(certificate: x509.Certificate) -> str:
     """The SHA-256 of the public key of a certificate: renewed certificates have the same."""
-    return digest_public_key(found.public_key())
+    return digest_public_key(certificate.public_key())
 
 
 def digest_public_key(key: CertificatePublicKeyTypes) -> str:
@@ -300,7 +306,7 @@ def digest_public_key(key: CertificatePublicKeyTypes) -> str:
     return digest.finalize().hex()
 
 
-def private_key(pem: bytes, where: str) -> ec.EllipticCurvePrivateKey:
+def parse_private_key(pem: bytes, where: str) -> ec.EllipticCurvePrivateKey:
     """A private key, which must be of the type of our own keys."""
     try:
         key = serialization.load_pem_private_key(pem, None)
@@ -311,9 +317,9 @@ def private_key(pem: bytes, where: str) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def peer(found: x509.Certificate) -> Peer:
-    """The identity in a certificate."""
-    uris = alternative_names(found)
+def read_peer(certificate: x509.Certificate) -> Peer:
+    """A certificate with the identity and account that it names; `WrongNameError` if it is not that of a process."""
+    uris = list_alternative_names(certificate)
     if len(uris) != 1:
         raise WrongNameError(
             f"the certificate names {len(uris)} identities", why="it must name exactly one: nebula://<run>/..."
@@ -322,26 +328,26 @@ def peer(found: x509.Certificate) -> Peer:
         identity = Identity.parse(uris[0])
     except IdentityError as error:
         raise WrongNameError(error.what, mend=error.mend) from None
-    if identity.dns not in alternative_names(found, x509.DNSName):
+    if identity.dns not in list_alternative_names(certificate, x509.DNSName):
         raise WrongNameError(f"the certificate of {identity.worker} lacks the host name {identity.dns}")
-    dates = found.not_valid_before_utc, found.not_valid_after_utc
-    accounts = found.subject.get_attributes_for_oid(NameOID.USER_ID)
+    dates = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    accounts = certificate.subject.get_attributes_for_oid(NameOID.USER_ID)
     return Peer(
-        found,
+        certificate,
         identity,
-        serial(found),
+        format_serial(certificate),
         *dates,
-        found.fingerprint(hashes.SHA256()).hex(),
-        public_key_digest(found),
+        certificate.fingerprint(hashes.SHA256()).hex(),
+        digest_certificate_key(certificate),
         str(accounts[0].value) if len(accounts) == 1 else "",
-        _read_allowance(found, identity),
+        _read_allowance(certificate, identity),
     )
 
 
-def _read_allowance(found: x509.Certificate, identity: Identity) -> Allowance:
+def _read_allowance(certificate: x509.Certificate, identity: Identity) -> Allowance:
     """The account's limits in a certificate; none without the extension."""
     try:
-        value = found.extensions.get_extension_for_oid(ALLOWANCE_OID).value
+        value = certificate.extensions.get_extension_for_oid(ALLOWANCE_OID).value
         return Allowance.decode(value.value if isinstance(value, x509.UnrecognizedExtension) else b"")
     except x509.ExtensionNotFound:
         return UNLIMITED
@@ -351,19 +357,19 @@ def _read_allowance(found: x509.Certificate, identity: Identity) -> Allowance:
         raise WrongNameError(what, why=str(error), mend=mend) from None
 
 
-def serial(found: x509.Certificate) -> str:
+def format_serial(certificate: x509.Certificate) -> str:
     """The serial number as `certs show` prints it."""
-    return f"{found.serial_number:040x}"
+    return f"{certificate.serial_number:040x}"
 
 
-def authority_clusters(found: x509.Certificate) -> tuple[str, ...]:
+def list_authority_clusters(certificate: x509.Certificate) -> tuple[str, ...]:
     """The clusters that an authority may certify; empty if it may certify all."""
-    return tuple(filter(None, map(find_cluster, alternative_names(found))))
+    return tuple(filter(None, map(find_cluster, list_alternative_names(certificate))))
 
 
-def authority_run(found: x509.Certificate) -> str | None:
-    """The run of an authority's certificate."""
-    names = alternative_names(found)
+def find_authority_run(certificate: x509.Certificate) -> str | None:
+    """The run whose authority a certificate belongs to; None if it does not belong to an authority."""
+    names = list_alternative_names(certificate)
     runs = [find_run(uri) for uri in names if find_cluster(uri) is None]
     return runs[0] if len(runs) == 1 else None
 
@@ -371,27 +377,27 @@ def authority_run(found: x509.Certificate) -> str | None:
 Kind = type[x509.UniformResourceIdentifier] | type[x509.DNSName]
 
 
-def alternative_names(found: x509.Certificate, kind: Kind = x509.UniformResourceIdentifier) -> list[str]:
+def list_alternative_names(certificate: x509.Certificate, kind: Kind = x509.UniformResourceIdentifier) -> list[str]:
     """The names of one kind in a certificate; empty if they are malformed."""
-    names = extension(found, x509.SubjectAlternativeName)
+    names = find_extension(certificate, x509.SubjectAlternativeName)
     return [] if names is None else [str(each) for each in names.get_values_for_type(kind)]
 
 
 Extension = TypeVar("Extension", bound=x509.ExtensionType)
 
 
-def extension(found: x509.Certificate, kind: type[Extension]) -> Extension | None:
+def find_extension(certificate: x509.Certificate, kind: type[Extension]) -> Extension | None:
     """An extension of a certificate; None if it is missing or malformed."""
     try:
-        return found.extensions.get_extension_for_class(kind).value
+        return certificate.extensions.get_extension_for_class(kind).value
     except (x509.ExtensionNotFound, *UNREADABLE):
         return None
 
 
-def signed_by(found: x509.Certificate, authority: x509.Certificate) -> bool:
+def is_signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
     """Whether an authority's key signed a certificate."""
     try:
-        found.verify_directly_issued_by(authority)
+        certificate.verify_directly_issued_by(authority)
     except (InvalidSignature, *UNREADABLE):
         return False
     return True

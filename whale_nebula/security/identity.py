@@ -38,8 +38,8 @@ class Identity:
     index: int = 0
 
     def __post_init__(self) -> None:
-        name(self.run, "run")
-        name(self.cluster, "cluster")
+        check_name(self.run, "run")
+        check_name(self.cluster, "cluster")
         if _URI.fullmatch(self.uri) is None or (self.role == GATEWAY and self.index):
             raise IdentityError(
                 f"{self.uri!r} is not an identity",
@@ -104,7 +104,7 @@ class Identity:
         return self.uri
 
 
-def name(text: str, what: str) -> str:
+def check_name(text: str, what: str) -> str:
     """Validate the name of a run or a cluster for use in a certificate."""
     if re.fullmatch(_NAME, text) is None:
         raise IdentityError(
@@ -127,12 +127,12 @@ def command_options(identity: Identity) -> str:
 
 def run_uri(run: str) -> str:
     """The name of a run's authority."""
-    return f"nebula://{name(run, 'run')}"
+    return f"nebula://{check_name(run, 'run')}"
 
 
 def cluster_uri(run: str, cluster: str) -> str:
     """The name of a cluster of a run in the certificate of an authority bound to that cluster."""
-    return f"{run_uri(run)}/{name(cluster, 'cluster')}"
+    return f"{run_uri(run)}/{check_name(cluster, 'cluster')}"
 
 
 def find_cluster(uri: str) -> str | None:

@@ -13,10 +13,25 @@ from typing import NamedTuple
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from whale_nebula.errors import CredentialsError, IdentityError
-from whale_nebula.security import authority as home
 from whale_nebula.security import files, trust
 from whale_nebula.security.allowance import UNLIMITED, Allowance
-from whale_nebula.security.authority import Authority
+from whale_nebula.security.authority import (
+    AUTHORITY_DAYS,
+    CA,
+    ISSUED,
+    Authority,
+    check_current,
+    check_lifetime,
+    encode_certificate,
+    encode_key,
+    load_certificates,
+    make_authority_certificate,
+    make_key,
+    make_process_certificate,
+)
+from whale_nebula.security.authority import (
+    load as load_authority,
+)
 from whale_nebula.security.files import Files, Peer
 from whale_nebula.security.identity import Identity, command_options
 from whale_nebula.security.trust import Revocation, Revocations, SignedList
@@ -38,7 +53,7 @@ def issue(
 ) -> list[Issued]:
     """Issue new keys and certificates for all identities, or raise before any of them is created."""
     moment = at or files.now()
-    home.check_current(authority, moment)
+    check_current(authority, moment)
     with files.lock_folder(folder):
         revoked, known = _load_deny_list(folder, authority).revoked, list_issued(folder)
         for identity in identities:
@@ -94,11 +109,11 @@ def certify(
 def discard(folder: Path, serials: Iterable[str]) -> None:
     """Remove certificates that were issued to accounts and delivered to no one; the caller has locked the folder."""
     for each in serials:
-        (folder / home.ISSUED / f"{each}.pem").unlink(missing_ok=True)
+        (folder / ISSUED / f"{each}.pem").unlink(missing_ok=True)
 
 
 def _issue(folder: Path, authority: Authority, identity: Identity, days: float, at: datetime) -> Issued:
-    key = home.make_key()
+    key = make_key()
     return _certify(folder, authority, identity, key.public_key(), days, at, key)
 
 
@@ -116,17 +131,17 @@ def _certify(
     """Create a certificate for a key, and write both; the certificate of an `account` is written only to the record of
     all issued certificates. The record precedes the delivery, so that the certificate can be revoked.
     """
-    end, last_end = at + home.check_lifetime(days), authority.certificate.not_valid_after_utc
+    end, last_end = at + check_lifetime(days), authority.certificate.not_valid_after_utc
     issuer = authority.certificate, authority.key
-    certificate = home.process_certificate(identity, public, *issuer, min(end, last_end), at, account, allowance)
-    paths, pem = Files.in_folder(folder, identity), home.certificate_bytes(certificate)
-    (folder / home.ISSUED).mkdir(mode=0o700, exist_ok=True)
-    files.write(folder / home.ISSUED / f"{files.serial(certificate)}.pem", pem, files.PUBLIC)
+    certificate = make_process_certificate(identity, public, *issuer, min(end, last_end), at, account, allowance)
+    paths, pem = Files.in_folder(folder, identity), encode_certificate(certificate)
+    (folder / ISSUED).mkdir(mode=0o700, exist_ok=True)
+    files.write(folder / ISSUED / f"{files.format_serial(certificate)}.pem", pem, files.PUBLIC)
     if key is not None:
-        files.write(paths.key, home.key_bytes(key), files.SECRET)
+        files.write(paths.key, encode_key(key), files.SECRET)
     if not account:
         files.write(paths.cert, pem, files.PUBLIC)
-    return Issued(files.peer(certificate), paths, clipped=end > last_end)
+    return Issued(files.read_peer(certificate), paths, clipped=end > last_end)
 
 
 def renew(
@@ -137,11 +152,11 @@ def renew(
     The old certificate remains valid until its date.
     """
     moment = at or files.now()
-    home.check_current(authority, moment)
+    check_current(authority, moment)
     with files.lock_folder(folder):
         revoked = _load_deny_list(folder, authority).revoked
-        found = [_find_renewable(folder, authority, identity, revoked) for identity in identities]
-        return [_renew(folder, authority, each, days, moment) for each in found]
+        renewable = [_find_renewable(folder, authority, identity, revoked) for identity in identities]
+        return [_renew(folder, authority, each, days, moment) for each in renewable]
 
 
 def _find_renewable(folder: Path, authority: Authority, identity: Identity, revoked: Iterable[str]) -> Peer:
@@ -155,14 +170,14 @@ def _find_renewable(folder: Path, authority: Authority, identity: Identity, revo
             for peer in list_issued(folder)
             if peer.identity == identity
             and peer.serial not in revoked
-            and files.signed_by(peer.certificate, authority.certificate)
+            and files.is_signed_by(peer.certificate, authority.certificate)
         ]
         if not valid:
             mend = f"whale-nebula certs issue {command_options(identity)}"
             raise CredentialsError(f"there is no certificate of {identity.worker} here", where=str(path), mend=mend)
         return valid[-1]
-    peer = files.peer(files.certificate(files.read(path, "a certificate"), str(path)))
-    if peer.identity != identity or not files.signed_by(peer.certificate, authority.certificate):
+    peer = files.read_peer(files.parse_certificate(files.read(path, "a certificate"), str(path)))
+    if peer.identity != identity or not files.is_signed_by(peer.certificate, authority.certificate):
         raise CredentialsError(f"not a certificate of {identity.worker}", where=str(path))
     if peer.serial in revoked:
         mend = f"issue a new key and certificate: whale-nebula certs issue {command_options(identity)}"
@@ -179,13 +194,13 @@ def _renew(folder: Path, authority: Authority, old: Peer, days: float, at: datet
     return _certify(folder, authority, old.identity, public, days, at)
 
 
-def renew_authority(folder: Path, days: float = home.AUTHORITY_DAYS, at: datetime | None = None) -> Authority:
+def renew_authority(folder: Path, days: float = AUTHORITY_DAYS, at: datetime | None = None) -> Authority:
     """Issue a new certificate for the authority's key: certificates that it signed remain valid."""
     moment = at or files.now()
-    old = home.load(folder)
-    certificate = home.authority_certificate(old.run, old.key, moment + home.check_lifetime(days), moment, old.bound)
-    others = [each for each in home.authorities(folder) if each.public_key() != certificate.public_key()]
-    files.write(folder / home.CA, b"".join(map(home.certificate_bytes, [certificate, *others])), files.PUBLIC)
+    old = load_authority(folder)
+    certificate = make_authority_certificate(old.run, old.key, moment + check_lifetime(days), moment, old.bound)
+    others = [each for each in load_certificates(folder) if each.public_key() != certificate.public_key()]
+    files.write(folder / CA, b"".join(map(encode_certificate, [certificate, *others])), files.PUBLIC)
     return replace(old, certificate=certificate)
 
 
@@ -201,25 +216,25 @@ def revoke_locked(
     folder: Path, authority: Authority, serials: Sequence[str], why: str, at: datetime
 ) -> list[Revocation]:
     """Like `revoke`, for a caller that has locked the folder."""
-    present = _load_deny_list(folder, authority)
-    revoked = present.revoked
-    known = {peer.serial: peer for peer in list_issued(folder)}
-    if unknown := [each for each in serials if each not in known]:
+    deny_list = _load_deny_list(folder, authority)
+    revoked = deny_list.revoked
+    issued_peers = {peer.serial: peer for peer in list_issued(folder)}
+    if unknown := [each for each in serials if each not in issued_peers]:
         raise CredentialsError(f"no certificate has the serial {unknown[0]!r}", mend="whale-nebula certs show")
-    keys = {known[each].key for each in serials}
-    same = [peer for peer in known.values() if peer.key in keys and peer.serial not in revoked]
+    keys = {issued_peers[each].key for each in serials}
+    same = [peer for peer in issued_peers.values() if peer.key in keys and peer.serial not in revoked]
     new = [Revocation(peer.serial, peer.identity.uri, files.format_time(at), why) for peer in same]
     if new:
-        _sign_list(folder, authority, present.number + 1, {**revoked, **{each.serial: each for each in new}})
+        _sign_list(folder, authority, deny_list.number + 1, {**revoked, **{each.serial: each for each in new}})
     return new
 
 
 def withdraw(folder: Path, authority: Authority, serial: str, what: str, why: str, at: datetime | None = None) -> int:
     """Add an approval of this authority to its deny list, by its serial number; returns the number of the list."""
-    found = Revocation(serial, what, files.format_time(at or files.now()), why)
+    revocation = Revocation(serial, what, files.format_time(at or files.now()), why)
     with files.lock_folder(folder):
-        present = _load_deny_list(folder, authority)
-        _sign_list(folder, authority, present.number + 1, {**present.revoked, serial: found})
+        deny_list = _load_deny_list(folder, authority)
+        _sign_list(folder, authority, deny_list.number + 1, {**deny_list.revoked, serial: revocation})
         return trust.load(folder / files.REVOKED, [authority.certificate]).number
 
 
@@ -228,7 +243,7 @@ def _load_deny_list(folder: Path, authority: Authority) -> SignedList:
     one. Later, a list that is missing or older than the last one signed here is refused, as it would undo revocations.
     """
     path = folder / files.REVOKED
-    highest = trust.read_highest_number(path, files.public_key_digest(authority.certificate))
+    highest = trust.read_highest_number(path, files.digest_certificate_key(authority.certificate))
     if not path.exists():
         if highest or list_issued(folder):
             raise CredentialsError(
@@ -239,20 +254,20 @@ def _load_deny_list(folder: Path, authority: Authority) -> SignedList:
                 "certificate was ever revoked, run whale-nebula certs renew --revoked --forget-revocations",
             )
         _sign_list(folder, authority, 1, {})
-    found = trust.load(path, [authority.certificate])
-    if found.number < highest:
+    deny_list = trust.load(path, [authority.certificate])
+    if deny_list.number < highest:
         raise CredentialsError(
             "the deny list is outdated",
             where=str(path),
-            why=f"its number is {found.number}, but number {highest} was signed here",
+            why=f"its number is {deny_list.number}, but number {highest} was signed here",
             mend=f"copy {files.REVOKED} from the host with the highest number: whale-nebula certs show",
         )
-    return found
+    return deny_list
 
 
 def _sign_list(folder: Path, authority: Authority, number: int, revoked: Revocations) -> None:
     """Write a deny list with this number, or the number after the highest on this host if that is higher."""
-    path, signer = folder / files.REVOKED, files.public_key_digest(authority.certificate)
+    path, signer = folder / files.REVOKED, files.digest_certificate_key(authority.certificate)
     trust.save(path, authority.run, authority.key, max(number, trust.read_highest_number(path, signer) + 1), revoked)
     trust.remember_number(path, trust.load(path, [authority.certificate]))
 
@@ -264,27 +279,26 @@ def renew_deny_list(folder: Path, authority: Authority, *, forget: bool = False)
         if forget:
             _sign_list(folder, authority, 1, {})
         else:
-            present = _load_deny_list(folder, authority)
-            _sign_list(folder, authority, present.number + 1, present.revoked)
+            deny_list = _load_deny_list(folder, authority)
+            _sign_list(folder, authority, deny_list.number + 1, deny_list.revoked)
         return trust.load(path, [authority.certificate])
 
 
 def list_issued(folder: Path) -> list[Peer]:
-    """All certificates that were issued or copied here, the newest of each identity last;
-    unreadable files are ignored.
-    """
-    found = {}
-    for path in (*folder.glob(f"{home.ISSUED}/*.pem"), *folder.glob("*.pem")):
-        if path.name == home.CA or path.name.startswith("."):
+    """All readable certificates that were issued or copied here, the newest of each identity last."""
+    peer_by_serial = {}
+    for path in (*folder.glob(f"{ISSUED}/*.pem"), *folder.glob("*.pem")):
+        if path.name == CA or path.name.startswith("."):
             continue
         with contextlib.suppress(IdentityError):
-            peer = files.peer(files.certificate(files.read(path, "a certificate"), str(path)))
-            found[peer.serial] = peer
-    return sorted(found.values(), key=lambda peer: (peer.identity, peer.not_before, peer.not_after))
+            peer = files.read_peer(files.parse_certificate(files.read(path, "a certificate"), str(path)))
+            peer_by_serial[peer.serial] = peer
+    return sorted(peer_by_serial.values(), key=lambda peer: (peer.identity, peer.not_before, peer.not_after))
 
 
 def issue_ephemeral(run: str, workers: Iterable[str], folder: str | Path | None = None) -> dict[str, Files]:
-    """Issue certificates for a run on this machine only, in a new folder that only its user can enter.
+    """Issue keys and certificates for a run on this machine only, in a new folder that only its user can enter; returns
+    the files of each worker.
 
     The authority's key is never written: no certificate can be issued later. The new folder, the parent of every file,
     is created in `folder`; the caller deletes it.
@@ -299,7 +313,7 @@ def issue_ephemeral(run: str, workers: Iterable[str], folder: str | Path | None 
     names = {worker: Identity.of_worker(run, worker) for worker in workers}
     authority = Authority.create(run, {}, _EPHEMERAL_DAYS, moment)
     fresh = Path(tempfile.mkdtemp(prefix="whale-nebula-", dir=folder))
-    files.write(fresh / home.CA, home.certificate_bytes(authority.certificate), files.PUBLIC)
+    files.write(fresh / CA, encode_certificate(authority.certificate), files.PUBLIC)
     trust.save(fresh / files.REVOKED, run, authority.key, 1, {})
     return {
         worker: _issue(fresh, authority, identity, _EPHEMERAL_DAYS, moment).files for worker, identity in names.items()

@@ -23,16 +23,24 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from whale_nebula.errors import CredentialsError, IdentityError
-from whale_nebula.security import authority as home
 from whale_nebula.security import files, trust
-from whale_nebula.security.authority import Authority
+from whale_nebula.security.authority import (
+    CA,
+    Authority,
+    check_current,
+    encode_certificate,
+    encode_key,
+    load_certificates,
+    make_key,
+    prepare_folder,
+)
 from whale_nebula.security.files import UNREADABLE, Files
 from whale_nebula.security.identity import Identity
 from whale_nebula.security.issue import DAYS, Issued, certify
 
 
 class CertificateRequest(NamedTuple):
-    """A request for a certificate: its file, that of its key, and the first digits of the digest of the key."""
+    """A request for a certificate: its file, that of its key, and the first digits of the digest of the public key."""
 
     identity: Identity
     path: Path
@@ -42,14 +50,14 @@ class CertificateRequest(NamedTuple):
 
 def request(folder: Path, identity: Identity) -> CertificateRequest:
     """Write a request for the certificate of a process; its key is created here, unless it exists."""
-    home.prepare_folder(folder)
+    prepare_folder(folder)
     path = Files.in_folder(folder, identity).key
     with files.lock_folder(folder):
         if path.exists():
-            key = files.private_key(files.read(path, "the key of this process", secret=True), str(path))
+            key = files.parse_private_key(files.read(path, "the key of this process", secret=True), str(path))
         else:
-            key = home.make_key()
-            files.write(path, home.key_bytes(key), files.SECRET, replace=False)
+            key = make_key()
+            files.write(path, encode_key(key), files.SECRET, replace=False)
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.worker)])
         names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(identity.uri), x509.DNSName(identity.dns)])
         builder = x509.CertificateSigningRequestBuilder().subject_name(subject).add_extension(names, critical=False)
@@ -60,15 +68,15 @@ def request(folder: Path, identity: Identity) -> CertificateRequest:
 
 
 def read_request(data: bytes, where: str) -> tuple[Identity, ec.EllipticCurvePublicKey]:
-    """The identity and public key of a certificate request, after the proof of possession is verified."""
+    """The identity and public key in a certificate request, which must be signed with the private key."""
     try:
-        found = x509.load_pem_x509_csr(data)
-        key, right = found.public_key(), found.is_signature_valid
-        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        signing_request = x509.load_pem_x509_csr(data)
+        key, is_signed = signing_request.public_key(), signing_request.is_signature_valid
+        names = signing_request.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         uris = names.get_values_for_type(x509.UniformResourceIdentifier)
     except (x509.ExtensionNotFound, *UNREADABLE):
         raise CredentialsError("not a certificate request", where=where, mend="whale-nebula certs request") from None
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1) or not right:
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1) or not is_signed:
         why = "its key is not a P-256 key, or its sender does not have the private key"
         raise CredentialsError("the request is not signed with its own key", where=where, why=why)
     try:
@@ -85,7 +93,7 @@ def sign(
 ) -> list[Issued]:
     """Issue certificates for requests, or raise before any of them is created."""
     moment = at or files.now()
-    home.check_current(authority, moment)
+    check_current(authority, moment)
     requests = [(path, *read_request(files.read(path, "a request"), str(path))) for path in paths]
     with files.lock_folder(folder):
         return [certify(folder, authority, identity, key, days, moment, str(path)) for path, identity, key in requests]
@@ -95,45 +103,46 @@ def trust_owner(folder: Path, ca: Path, revoked: Path | None) -> list[str]:
     """Trust the authority of another owner, for its clusters only: add it to `ca.pem`, and store its deny list. Returns
     the names of the changed files.
     """
-    home.prepare_folder(folder)
-    new = files.certificates(files.read(ca, "the authority's certificate"), str(ca))
+    prepare_folder(folder)
+    added = files.parse_certificates(files.read(ca, "the authority's certificate"), str(ca))
     with files.lock_folder(folder):
-        own = folder / home.CA
-        known = home.authorities(folder) if own.exists() else []
-        for each in new:
-            _check_authority(each, known, ca)
-        keys = {files.public_key_digest(each) for each in new}
-        others = [each for each in known if files.public_key_digest(each) not in keys]
-        changed = [str(own)]
+        ca_path = folder / CA
+        trusted = load_certificates(folder) if ca_path.exists() else []
+        for each in added:
+            _check_authority(each, trusted, ca)
+        keys = {files.digest_certificate_key(each) for each in added}
+        kept = [each for each in trusted if files.digest_certificate_key(each) not in keys]
+        changed = [str(ca_path)]
         if revoked is not None:
-            changed += map(str, filter(None, [store_deny_list(folder, files.read(revoked, "the deny list"), new)]))
-        files.write(own, b"".join(map(home.certificate_bytes, [*others, *new])), files.PUBLIC)
+            changed += map(str, filter(None, [store_deny_list(folder, files.read(revoked, "the deny list"), added)]))
+        files.write(ca_path, b"".join(map(encode_certificate, [*kept, *added])), files.PUBLIC)
     return changed
 
 
 def store_deny_list(
     folder: Path, data: bytes, authorities: Sequence[x509.Certificate], *, refuse: bool = True
 ) -> Path | None:
-    """Store the deny list of one of these authorities, in the file that has an older list of it. An outdated list, or a
-    list of an unknown authority, is refused or skipped. Returns the written file. The caller has locked the folder.
+    """Store the deny list of one of these authorities, in the file that has an older list of it; returns the file, or
+    None if this list is stored already. An outdated list, or one of another authority, raises; without `refuse` it is
+    ignored. The caller has locked the folder.
     """
     try:
-        listed = trust.parse(data, "the deny list", authorities)
+        deny_list = trust.parse(data, "the deny list", authorities)
     except CredentialsError:
         if refuse:
             raise
         return None
-    signer = next(each for each in authorities if files.public_key_digest(each) == listed.signer)
-    own, clusters = folder / files.REVOKED, files.authority_clusters(signer)
-    target = own if not own.exists() or not clusters else folder / f"revoked-{clusters[0]}.json"
-    present = 0
-    for path in [own, *sorted(folder.glob("revoked-*.json"))]:
+    signer = next(each for each in authorities if files.digest_certificate_key(each) == deny_list.signer)
+    own_path, clusters = folder / files.REVOKED, files.list_authority_clusters(signer)
+    target = own_path if not own_path.exists() or not clusters else folder / f"revoked-{clusters[0]}.json"
+    stored_number = 0
+    for path in [own_path, *sorted(folder.glob("revoked-*.json"))]:
         with contextlib.suppress(CredentialsError):
-            present, target = trust.load(path, [signer]).number, path
-    older = listed.number < max(present, trust.read_highest_number(target, listed.signer))
-    if older and refuse:
+            stored_number, target = trust.load(path, [signer]).number, path
+    is_outdated = deny_list.number < max(stored_number, trust.read_highest_number(target, deny_list.signer))
+    if is_outdated and refuse:
         raise CredentialsError("the deny list is outdated", where=str(target), mend="ask its owner for the newest list")
-    if older or listed.number == present:
+    if is_outdated or deny_list.number == stored_number:
         return None
     files.write(target, data, files.PUBLIC)
     return target
@@ -141,7 +150,7 @@ def store_deny_list(
 
 def _check_authority(new: x509.Certificate, known: Sequence[x509.Certificate], where: Path) -> None:
     """Check that an authority may be trusted in addition to those that are already trusted."""
-    run, clusters = files.authority_run(new), files.authority_clusters(new)
+    run, clusters = files.find_authority_run(new), files.list_authority_clusters(new)
     if run is None or not clusters:
         raise CredentialsError(
             "the authority is not restricted to clusters" if run else "not an authority's certificate",
@@ -152,8 +161,8 @@ def _check_authority(new: x509.Certificate, known: Sequence[x509.Certificate], w
     for each in known:
         if each.public_key() == new.public_key():
             continue
-        other_clusters = files.authority_clusters(each)
-        if files.authority_run(each) != run:
+        other_clusters = files.list_authority_clusters(each)
+        if files.find_authority_run(each) != run:
             raise CredentialsError(
                 f"the authority is for run {run!r}", where=str(where), why="ca.pem is for a different run"
             )

@@ -55,7 +55,7 @@ class Tenant:
         if not ACCOUNT.fullmatch(peer.account):
             name = escape_foreign_text(peer.account, 64)
             raise CredentialsError(f"the certificate of {peer.identity.worker} names an invalid account: {name!r}")
-        signer = files.extension(peer.certificate, x509.AuthorityKeyIdentifier)
+        signer = files.find_extension(peer.certificate, x509.AuthorityKeyIdentifier)
         key = b"" if signer is None else signer.key_identifier or b""
         return cls(peer.account, peer.identity.cluster, key.hex(), peer.allowance)
 
@@ -78,17 +78,17 @@ def open_home(base: Path, tenant: Tenant) -> Path:
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
         home.mkdir(_PRIVATE, exist_ok=True)
-        found = home.stat()
+        status = home.stat()
     except OSError as error:
         mend = f"install -d -m 700 -o USER {home}, or move the config to your own folder"
         raise AccountError(
             f"cannot create the folder of {tenant}", where=str(home), why=error.strerror, mend=mend
         ) from None
-    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & ~_PRIVATE:
+    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & ~_PRIVATE:
         raise AccountError(
             f"other users can enter the folder of {tenant}",
             where=str(home),
-            why=f"its mode is {stat.S_IMODE(found.st_mode):04o}, and its owner is user {found.st_uid}",
+            why=f"its mode is {stat.S_IMODE(status.st_mode):04o}, and its owner is user {status.st_uid}",
             mend=f"chmod 700 {home}, and chown it to the user who starts the run",
         )
     claim_folder(home, tenant)
@@ -134,7 +134,7 @@ def check_login(folder: Path, certs: Path) -> None:
     why = f"there is no certificate of an account in {certs}"
     for path in sorted(certs.glob("*.pem")):
         with contextlib.suppress(IdentityError, OSError):  # the authority's
-            peer = files.peer(files.certificate(path.read_bytes(), str(path)))
+            peer = files.read_peer(files.parse_certificate(path.read_bytes(), str(path)))
             if not peer.account:
                 continue
             try:
@@ -159,16 +159,16 @@ def _describe_mark(mark: Mapping[str, Any]) -> str:
     return " of ".join(escape_foreign_text(mark.get(part, "?"), 64) for part in ("account", "cluster"))
 
 
-def check_disk_limit(tenant: Tenant, folders: Iterable[Path], need: int = 0) -> None:
-    """Check that an account with these folders may write this many more bytes."""
-    most = tenant.allowance.disk
-    if most is None:
+def check_disk_limit(tenant: Tenant, folders: Iterable[Path], more_bytes: int = 0) -> None:
+    """Raise if an account with these folders would exceed its disk limit by writing `more_bytes`."""
+    limit = tenant.allowance.disk
+    if limit is None:
         return
     used = measure_disk_usage(folders)
-    if used + need > most or used >= most:
+    if used + more_bytes > limit or used >= limit:
         raise AccountError(
-            f"the disk limit of {tenant} is {format_bytes(most)} on each host, and it uses {format_bytes(used)}"
-            + f"; this needs {format_bytes(need)} more" * bool(need),
+            f"the disk limit of {tenant} is {format_bytes(limit)} on each host, and it uses {format_bytes(used)}"
+            + f"; this needs {format_bytes(more_bytes)} more" * bool(more_bytes),
             where=", ".join(map(str, folders)),
             mend="whale-nebula checkpoints prune FOLDER, or ask the owner for whale-nebula accounts limit --disk",
         )
@@ -178,11 +178,11 @@ def measure_disk_usage(folders: Iterable[Path]) -> int:
     """The bytes that all files in some folders use on disk; hard links are counted once."""
     sizes: dict[tuple[int, int], int] = {}
     for folder in folders:
-        for place, _, names in os.walk(folder):
+        for parent, _, names in os.walk(folder):
             for name in names:
                 with contextlib.suppress(OSError):  # removed meanwhile
-                    found = os.lstat(os.path.join(place, name))
-                    sizes[found.st_dev, found.st_ino] = found.st_blocks * 512
+                    status = os.lstat(os.path.join(parent, name))
+                    sizes[status.st_dev, status.st_ino] = status.st_blocks * 512
     return sum(sizes.values())
 
 

@@ -53,10 +53,11 @@ _SERIAL = re.compile("[0-9a-f]{40}")
 _LOG = logging.getLogger("whale_nebula.security")
 
 Stamp = tuple[int, ...] | None
+"""What `make_stamp` returns."""
 
 
 class Revocation(NamedTuple):
-    """One revoked certificate: its identity, the date, and the reason."""
+    """A revoked certificate or approval: its serial number, its identity or name, the date, and the reason."""
 
     serial: str
     who: str
@@ -79,15 +80,15 @@ class SignedList(NamedTuple):
 def make_stamp(path: Path | None) -> Stamp:
     """Inode, size and time of a file, to detect changes; None if it is missing."""
     try:
-        found = os.stat(path) if path is not None else None
+        status = os.stat(path) if path is not None else None
     except OSError:
         return None
-    return found and (found.st_ino, found.st_size, found.st_mtime_ns)
+    return status and (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 # ---------------------------------------------------------------------- the file
 def load(path: Path, authorities: Iterable[x509.Certificate]) -> SignedList:
-    """The deny list in a file, if one of these authorities signed it."""
+    """The deny list in a file; raises unless one of these authorities signed it."""
     if not path.exists():
         raise CredentialsError(
             "the deny list is missing",
@@ -100,7 +101,7 @@ def load(path: Path, authorities: Iterable[x509.Certificate]) -> SignedList:
 
 
 def parse(data: bytes, where: str, authorities: Iterable[x509.Certificate]) -> SignedList:
-    """The deny list in these bytes, if one of these authorities signed it."""
+    """The deny list in these bytes; raises unless one of these authorities signed it."""
     try:
         content = json.loads(data)
     except (ValueError, RecursionError):
@@ -113,16 +114,17 @@ def parse(data: bytes, where: str, authorities: Iterable[x509.Certificate]) -> S
         signature = b""
     try:
         message = _SIGNATURE_PREFIX + encode_canonical(content)
-        found = SignedList(content["number"], "", _parse_revocations(content["revoked"]))
-        if type(found.number) is not int or found.number < 1:
+        deny_list = SignedList(content["number"], "", _parse_revocations(content["revoked"]))
+        if type(deny_list.number) is not int or deny_list.number < 1:
             raise ValueError("invalid number of a deny list")
         if content["format"] != FORMAT or content.keys() != {"format", "run", "number", "revoked"}:
             raise ValueError(content["format"])
     except _PARSE_ERRORS:
         raise _parse_error(where) from None
     for authority in authorities:
-        if files.authority_run(authority) == content["run"] and files.verify_signature(authority, signature, message):
-            return found._replace(signer=files.public_key_digest(authority))
+        is_of_run = files.find_authority_run(authority) == content["run"]
+        if is_of_run and files.verify_signature(authority, signature, message):
+            return deny_list._replace(signer=files.digest_certificate_key(authority))
     raise CredentialsError(
         "the deny list is not signed by the run's authority",
         where=where,
@@ -181,9 +183,9 @@ def _read_highest(record: Path, signer: str, stamped: Stamp) -> int:
     )
 
 
-def remember_number(path: Path, found: SignedList) -> None:
+def remember_number(path: Path, deny_list: SignedList) -> None:
     """Store the number of a list next to it, for processes that start later, if the folder is writable."""
-    remember_highest(path, found.signer, found.number)
+    remember_highest(path, deny_list.signer, deny_list.number)
 
 
 def remember_highest(path: Path, signer: str, number: int) -> None:
@@ -211,7 +213,7 @@ def _compact(record: Path) -> None:
     is appended to the old file before the new one has its name is copied, and later lines are appended again.
     """
     with open(record, "rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # another process compacts it
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if another process compacts it
         highest: dict[bytes, bytes] = {}
         for line in file.read().splitlines():
             signer, _, number = line.partition(b" ")
@@ -261,8 +263,8 @@ class DenyList:
     def _refuse_missing(self, authorities: Iterable[x509.Certificate]) -> None:
         """Refuse a trusted authority without a deny list, as its revocations would have no effect here."""
         for each in authorities if self.path is not None else ():
-            clusters = files.authority_clusters(each)
-            if clusters and files.public_key_digest(each) not in self._lists:
+            clusters = files.list_authority_clusters(each)
+            if clusters and files.digest_certificate_key(each) not in self._lists:
                 raise CredentialsError(
                     f"there is no deny list of the authority for {', '.join(clusters)}",
                     where=str((self.path or Path()).parent),
@@ -288,51 +290,52 @@ class DenyList:
         """The revocation of a certificate or approval signed by one of these authorities; None if it is not revoked. A
         new list is valid if one of the authorities signed it.
         """
-        known = set(authorities)
-        bound = {files.public_key_digest(each) for each in known if files.authority_clusters(each)}
-        own = "" if signer is None or not bound else files.public_key_digest(signer)
+        trusted = set(authorities)
+        bound_digests = {files.digest_certificate_key(each) for each in trusted if files.list_authority_clusters(each)}
+        signer_digest = "" if signer is None or not bound_digests else files.digest_certificate_key(signer)
         with self._lock:
             for path in dict.fromkeys([*self._files, *self._find_paths()]):
-                self._refresh(path, known)
-            lists = [each for each in self._lists.values() if each.signer == own or each.signer not in bound]
+                self._refresh(path, trusted)
+            others = bound_digests - {signer_digest}
+            lists = [each for each in self._lists.values() if each.signer not in others]
             return next((each.revoked[serial] for each in lists if serial in each.revoked), None)
 
     def _refresh(self, path: Path, authorities: set[x509.Certificate]) -> None:
         """Read a list again if needed. A refused list is retried when the authorities change, as a renewed one may have
         signed it, and once a second, as a read may have failed temporarily; a warning is logged once.
         """
-        found, file = make_stamp(path), self._files.setdefault(path, _ListFile(None, set()))
+        stamp, file = make_stamp(path), self._files.setdefault(path, _ListFile(None, set()))
         due = file.retry_at is not None and self._now() >= file.retry_at
-        if found == file.stamp and authorities <= file.tried_authorities and not due:
+        if stamp == file.stamp and authorities <= file.tried_authorities and not due:
             return
-        new = found != file.stamp or not authorities <= file.tried_authorities
-        if found != file.stamp:
+        is_new = stamp != file.stamp or not authorities <= file.tried_authorities
+        if stamp != file.stamp:
             file.tried_authorities.clear()
-        file.stamp, file.retry_at = found, None
+        file.stamp, file.retry_at = stamp, None
         file.tried_authorities |= authorities
-        if found is None:
+        if stamp is None:
             _LOG.warning("the deny list %s was removed; its revocations remain in force", path)
             return
         try:
             self._use_list(path, load(path, authorities))
         except CredentialsError as error:
             file.retry_at = self._now() + _RETRY_SECONDS
-            if new:
+            if is_new:
                 _LOG.warning("the new deny list was refused, and the previous one remains in force: %s", error)
 
-    def _use_list(self, path: Path, found: SignedList) -> None:
+    def _use_list(self, path: Path, deny_list: SignedList) -> None:
         """Use a list, unless a newer list of its authority was used before."""
-        before = self._lists.get(found.signer)
-        highest = max(before.number if before else 0, read_highest_number(path, found.signer))
-        if found.number < highest:
+        used = self._lists.get(deny_list.signer)
+        highest = max(used.number if used else 0, read_highest_number(path, deny_list.signer))
+        if deny_list.number < highest:
             raise CredentialsError(
                 "the deny list is outdated",
                 where=str(path),
-                why=f"its number is {found.number}, but this host has used number {highest}",
+                why=f"its number is {deny_list.number}, but this host has used number {highest}",
                 mend=_COPY_FIX,
             )
-        self._lists[found.signer] = found
-        remember_number(path, found)
+        self._lists[deny_list.signer] = deny_list
+        remember_number(path, deny_list)
 
 
 @dataclass
@@ -367,20 +370,22 @@ class Trust:
         subject: str = "",
         at: datetime | None = None,
     ) -> Peer:
-        """Verify a certificate; returns its identity, or raises. `at` is the present time."""
+        """Verify a certificate and return it with its identity, or raise an `IdentityError`, which names it by
+        `subject`; `at` is the time at which it must be valid, by default now.
+        """
         parsed = (
             certificate
             if isinstance(certificate, x509.Certificate)
-            else files.certificate(certificate, subject or "a peer")
+            else files.parse_certificate(certificate, subject or "a peer")
         )
         # the caller's name for the peer takes precedence over the name in the certificate
-        names = [uri for uri in files.alternative_names(parsed) if uri.startswith("nebula://")]
+        names = [uri for uri in files.list_alternative_names(parsed) if uri.startswith("nebula://")]
         shown_name = escape_foreign_text(names[0] if names else parsed.subject.rfc4514_string(), 200)
         owner = subject or shown_name or "an unnamed peer"
         moment = at or files.now()
         authority = self.check_signed(parsed, owner, moment)
-        peer = files.peer(parsed)
-        _check_run_and_cluster(parsed, authority, peer.identity)
+        peer = files.read_peer(parsed)
+        _check_names_and_uses(parsed, authority, peer.identity)
         self.check_denied(peer, authority)
         if expected is not None and peer.identity != expected:
             raise wrong_name_error(peer.identity, expected)
@@ -396,26 +401,26 @@ class Trust:
                 why=" ".join(part for part in (revoked.when, revoked.why) if part),
             )
 
-    def check_signed(self, found: x509.Certificate, owner: str, at: datetime) -> x509.Certificate:
+    def check_signed(self, certificate: x509.Certificate, owner: str, at: datetime) -> x509.Certificate:
         """The authority that signed a certificate, if both are within their dates; repeated while a channel is open, as
         an authority may be removed from `ca`.
         """
-        authority = self._find_authority(found, owner)
-        check_dates(found, at, f"the certificate of {owner}")
+        authority = self._find_authority(certificate, owner)
+        check_dates(certificate, at, f"the certificate of {owner}")
         check_dates(authority, at, f"the authority that signed the certificate of {owner}", authority=True)
         return authority
 
-    def _find_authority(self, found: x509.Certificate, owner: str) -> x509.Certificate:
-        signers = [authority for authority in self.authorities if files.signed_by(found, authority)]
+    def _find_authority(self, certificate: x509.Certificate, owner: str) -> x509.Certificate:
+        signers = [authority for authority in self.authorities if files.is_signed_by(certificate, authority)]
         if signers:  # two of one key, if a renewed certificate was appended
             return max(signers, key=lambda authority: authority.not_valid_after_utc)
-        if files.signed_by(found, found):
+        if files.is_signed_by(certificate, certificate):
             raise SelfSignedError(f"the certificate of {owner} is self-signed")
-        own_names = ", ".join(each.subject.rfc4514_string() for each in self.authorities)
-        signer = escape_foreign_text(found.issuer.rfc4514_string(), 200)
+        trusted_names = ", ".join(each.subject.rfc4514_string() for each in self.authorities)
+        signer = escape_foreign_text(certificate.issuer.rfc4514_string(), 200)
         raise WrongAuthorityError(
             f"the certificate of {owner} was issued by another authority",
-            why=f"it was signed by {signer}, not with the key of {own_names} in ca.pem",
+            why=f"it was signed by {signer}, not with the key of {trusted_names} in ca.pem",
         )
 
 
@@ -425,11 +430,11 @@ def check_live(trust: Trust, peer: Peer, at: datetime | None = None) -> None:
     trust.check_denied(peer, signer)
 
 
-def check_dates(found: x509.Certificate, at: datetime, subject: str, *, authority: bool = False) -> None:
+def check_dates(certificate: x509.Certificate, at: datetime, subject: str, *, authority: bool = False) -> None:
     """Check that the present time is within the dates of a certificate. A time before both is most likely caused by a
     wrong clock.
     """
-    begin, end = found.not_valid_before_utc, found.not_valid_after_utc
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if at < begin:
         why = f"it is valid from {begin:%Y-%m-%d %H:%M} UTC, and the clock of this host is at {at:%Y-%m-%d %H:%M} UTC"
         raise ExpiredError(f"{subject} is not valid yet", why=f"{why}: one of two clocks is wrong", mend=_CLOCK_FIX)
@@ -454,8 +459,8 @@ _RENEW_AUTHORITY_FIX = (
 )
 
 
-def _check_run_and_cluster(found: x509.Certificate, authority: x509.Certificate, identity: Identity) -> None:
-    run, bound = files.authority_run(authority), files.authority_clusters(authority)
+def _check_names_and_uses(certificate: x509.Certificate, authority: x509.Certificate, identity: Identity) -> None:
+    run, bound = files.find_authority_run(authority), files.list_authority_clusters(authority)
     if bound and identity.cluster not in bound:
         raise WrongNameError(
             f"{identity.uri} is in a cluster that its authority may not certify",
@@ -466,8 +471,8 @@ def _check_run_and_cluster(found: x509.Certificate, authority: x509.Certificate,
         raise WrongNameError(
             f"{identity.uri} belongs to a different run from its authority", why=f"the authority is for run {run!r}"
         )
-    uses = files.extension(found, x509.ExtendedKeyUsage)
-    basic = files.extension(found, x509.BasicConstraints)
+    uses = files.find_extension(certificate, x509.ExtendedKeyUsage)
+    basic = files.find_extension(certificate, x509.BasicConstraints)
     if uses is None or not set(uses) >= _USES or basic is None or basic.ca:
         raise WrongNameError(
             f"the certificate of {identity.worker} has the wrong purpose",

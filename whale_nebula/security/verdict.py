@@ -21,7 +21,7 @@ from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import chain
 from whale_nebula.security.audit import HEAD_EVERY, Head, list_log_files
 from whale_nebula.security.chain import START, BrokenChainError, Record
-from whale_nebula.security.files import certificate, serial
+from whale_nebula.security.files import format_serial, parse_certificate
 from whale_nebula.security.identity import Identity
 from whale_nebula.security.trust import Revocation, Revocations, Trust
 
@@ -35,8 +35,8 @@ class Verdict:
 
     `signed` is the last record that a head in the log covers, `kept` the last that a peer's head covers; `closed` is
     true if the log was closed regularly. `torn` counts the crashes that left a partial line, `torn_bytes` the bytes of
-    these lines. `apart` is true if the log does not belong to the heads or the authority that it was compared with;
-    either may be the wrong one.
+    these lines. `is_unrelated` is true if the log does not belong to the heads or the authority that it was compared
+    with; either may be the wrong one.
     """
 
     path: str
@@ -52,7 +52,7 @@ class Verdict:
     torn: int = 0
     torn_bytes: int = 0
     closed: bool = False
-    apart: bool = False
+    is_unrelated: bool = False
 
     @property
     def ok(self) -> bool:
@@ -72,13 +72,13 @@ def verify(
     files = list_log_files(Path(path))
     verification = _Verification(list(heads), trust, revoked)
     bad: int | None = None
-    why, apart = "", False
+    why, is_unrelated = "", False
     try:
         for line in _read_lines(files):
-            verification.take(line)
-        verification.end()
+            verification.verify_next(line)
+        verification.verify_end()
     except _InvalidLogError as error:
-        bad, why, apart = error.seq, str(error), error.apart
+        bad, why, is_unrelated = error.seq, str(error), error.is_unrelated
     except BrokenChainError as error:
         bad, why = verification.link.seq + 1, str(error)
     return Verdict(
@@ -91,23 +91,23 @@ def verify(
         why=why,
         heads=verification.heads,
         signed=verification.signed,
-        kept=verification.matched,
+        kept=verification.kept,
         torn=verification.torn,
         torn_bytes=verification.torn_bytes,
         closed=bad is None and verification.closed,
-        apart=apart,
+        is_unrelated=is_unrelated,
     )
 
 
 class _InvalidLogError(Exception):
     """A fault that is not in the current line: `seq` is the first record that it concerns.
 
-    `apart`: the log does not belong to the heads or the authority that it is compared with.
+    `is_unrelated`: the log does not belong to the heads or the authority that it is compared with.
     """
 
-    def __init__(self, seq: int, why: str, *, apart: bool = False) -> None:
+    def __init__(self, seq: int, why: str, *, is_unrelated: bool = False) -> None:
         super().__init__(why)
-        self.seq, self.apart = seq, apart
+        self.seq, self.is_unrelated = seq, is_unrelated
 
 
 def _read_lines(files: Iterable[Path]) -> Iterator[bytes]:
@@ -130,7 +130,7 @@ class _Verification:
         self.first: Record = {}
         self.heads = 0
         self.signed: int | None = None
-        self.matched: int | None = None
+        self.kept: int | None = None
         self.last_actions = ("", "")
         self._peer_heads = peer_heads
         self._heads_by_seq: dict[int, list[Head]] = {}
@@ -141,13 +141,13 @@ class _Verification:
         self._revoked_head: tuple[int, Revocation] | None = None  # the last head, if its certificate was revoked
         self._previous_digest = ""  # the digest of the previous record
 
-    def take(self, line: bytes) -> None:
+    def verify_next(self, line: bytes) -> None:
         """Verify the next line."""
         record, self.link = chain.verify_line(line, self.link)
         seq, digest = self.link
         if record.get("action") == chain.RECOVERED:
-            left = record.get("bytes")
-            self.torn, self.torn_bytes = self.torn + 1, self.torn_bytes + (left if type(left) is int else 0)
+            byte_count = record.get("bytes")
+            self.torn, self.torn_bytes = self.torn + 1, self.torn_bytes + (byte_count if type(byte_count) is int else 0)
         if not self.first:
             self._check_first(record)
             self.first = record
@@ -161,11 +161,11 @@ class _Verification:
             if self._is_own(peer_head):
                 if peer_head.digest != digest:
                     raise self._rewritten_error(f"a peer has a different digest of record {seq}")
-                self.matched = seq
+                self.kept = seq
         self._previous_digest = digest
         self.last_actions = self.last_actions[1] if is_head else "", str(record.get("action"))
 
-    def end(self) -> None:
+    def verify_end(self) -> None:
         """Check after the last line that the log contains all records for which its peers have heads."""
         last = self.link.seq
         if not self.first:
@@ -177,7 +177,7 @@ class _Verification:
                 0,
                 f"the heads belong to the log of {', '.join(owners)[:200]}, but the log is of {self.first['site']}; "
                 "the gateway of the other cluster keeps the heads of a log",
-                apart=True,
+                is_unrelated=True,
             )
         longest = max((head.seq for head in own_heads), default=-1)
         if longest > last:
@@ -236,7 +236,7 @@ class _Verification:
                     0,
                     "the log names a different authority from --ca, which also signed its heads: ca.pem belongs to "
                     "another run, or the log is not the one that its gateway wrote",
-                    apart=True,
+                    is_unrelated=True,
                 ) from None
             raise self._rewritten_error(f"the head at record {seq} is invalid: {error.what}") from None
         if identity.uri != self.first["site"]:
@@ -244,9 +244,9 @@ class _Verification:
         if head.seq != seq - 1 or head.digest != self._previous_digest:
             raise self._rewritten_error(f"the head at record {seq} does not match record {head.seq}")
         self.heads += 1
-        found = self._revoked.get(serial(certificate(head.certificate, "the head of an audit log")))
-        self._revoked_head = found and (head.seq, found)
-        if found is None:
+        revocation = self._revoked.get(format_serial(parse_certificate(head.certificate, "the head of an audit log")))
+        self._revoked_head = revocation and (head.seq, revocation)
+        if revocation is None:
             self.signed = head.seq
 
     def _rewritten_error(self, why: str) -> _InvalidLogError:
@@ -258,7 +258,7 @@ class _Verification:
     @property
     def _last_covered(self) -> int:
         """The last record that a valid head or a peer's head covers; -1 if there is none."""
-        return max((seq for seq in (self.signed, self.matched) if seq is not None), default=-1)
+        return max((seq for seq in (self.signed, self.kept) if seq is not None), default=-1)
 
     def _revoked_error(self, by: Revocation) -> _InvalidLogError:
         """The error for a signature with a revoked certificate, whose key may have been stolen. Peers store no heads of

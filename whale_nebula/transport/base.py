@@ -28,7 +28,7 @@ from whale_nebula.errors import (
 )
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.transport.mailbox import Mailbox
-from whale_nebula.transport.protocol import Key, LinkTotals, Payload, Sent
+from whale_nebula.transport.protocol import Key, LinkTotals, OnSent, Payload
 from whale_nebula.wire.frame import HEADER_BYTES
 from whale_nebula.wire.message import check_outgoing_message
 from whale_nebula.wire.tensor import Bytes
@@ -113,7 +113,7 @@ class Link(ABC):
     def __init__(self, inbox: Mailbox) -> None:
         self.here = inbox.here
         self.there = inbox.there
-        self.on_sent: Sent | None = None
+        self.on_sent: OnSent | None = None
         self.epoch: int | None = None
         self._inbox = inbox
         self._counting = threading.Lock()
@@ -145,7 +145,9 @@ class Link(ABC):
         """Queue a control message: a JSON object with a `kind` (HELLO, AGREE ...)."""
 
     def take(self, kind: str, deadline: float, waited: float = 0.0) -> dict[str, Any]:
-        """Wait for the next control message of this kind. Errors count the seconds `waited` for it before, too."""
+        """Wait up to `deadline` seconds for the next control message of this kind. An error adds the seconds for which
+        the caller has `waited` before.
+        """
         return self._inbox.take_message(kind, deadline, waited)
 
     def totals(self) -> LinkTotals:
@@ -223,7 +225,7 @@ def refuse_reserved(message: Mapping[str, Any]) -> None:
 
 
 def closed_by_error(there: str) -> NebulaError:
-    """The other worker has closed the link gracefully."""
+    """The error for a link that the other worker has closed gracefully."""
     return LinkClosedError(
         f"worker '{there}' has closed its link",
         why="its script has ended, or it left the run before this worker",
@@ -233,19 +235,19 @@ def closed_by_error(there: str) -> NebulaError:
 
 
 def closed_here_error(here: str, there: str) -> NebulaError:
-    """The link was closed by this worker itself."""
+    """The error for a link that this worker itself has closed."""
     return LinkClosedError(f"worker '{here}' has closed its link to '{there}'", mend="send and receive before close()")
 
 
 def lost_error(there: str, why: str) -> NebulaError:
-    """The other worker was lost without closing its link."""
+    """The error for a worker that was lost without closing its link."""
     return LinkClosedError(
         f"worker '{there}' is gone", why=why, mend=f"check the output of '{there}': its process has exited"
     )
 
 
 def absent_error(there: str, carrier: Carrier, seconds: float, why: str) -> NebulaError:
-    """The other worker has never connected; behind gateways, that of either cluster may be missing."""
+    """The error for a worker that has never connected; with gateways, that of either cluster may be missing."""
     at, gateway = f"--config clusters.yaml --cluster {cluster_of(there)}", carrier.state().gateway
     return DeadlineError(
         f"worker '{there}' did not connect within {round(seconds, 1):g} s",
@@ -260,7 +262,7 @@ def absent_error(there: str, carrier: Carrier, seconds: float, why: str) -> Nebu
 
 
 def silent_error(there: str, carrier: Carrier, seconds: float, why: str) -> NebulaError:
-    """Nothing was received from the other worker within the patience."""
+    """The error for a connected worker from which nothing was received within the patience."""
     return DeadlineError(
         f"no message from worker '{there}' for {round(seconds, 1):g} s",
         where=carrier.where,
@@ -274,18 +276,18 @@ _SHARED_ERRORS = (InputMismatchError, PlanMismatchError, LinkClosedError, Remote
 
 
 def failed_error(there: str, reason: object) -> NebulaError:
-    """The other worker has reported its failure.
+    """The error for a worker that has reported its failure.
 
     A failure that concerns several workers (they differ, or another one is lost) has the same text at each of them. The
     text comes from the other worker: it is escaped and truncated, and its advice is marked as that worker's.
     """
     fields = reason if isinstance(reason, Mapping) else {}
     escaped = {part: escape_foreign_text(fields[part]) for part in ("code", "what", "where") if fields.get(part)}
-    common = next((kind for kind in _SHARED_ERRORS if kind.code == escaped.get("code")), None)
+    shared_class = next((kind for kind in _SHARED_ERRORS if kind.code == escaped.get("code")), None)
     what = escaped.get("what", "no reason given")
     mend_lines = escape_foreign_text(fields.get("mend") or "", lines=True).splitlines()[:_MAX_MEND_LINES]
-    error = (common or RemoteFailureError)(
-        what if common else f"worker '{there}' failed: {what}",
+    error = (shared_class or RemoteFailureError)(
+        what if shared_class else f"worker '{there}' failed: {what}",
         where=escaped.get("where"),
         why=escape_foreign_text(" ".join(str(fields.get("why") or "").split())),
         mend="\n".join(f"worker '{there}' suggests: {line}" for line in mend_lines),
@@ -295,31 +297,29 @@ def failed_error(there: str, reason: object) -> NebulaError:
     return error
 
 
-_MAX_DAMAGES = 8  # for a frame to arrive undamaged
+_MAX_DAMAGES = 8  # of one frame; at the next the link gives up
 
 
 class FaultPolicy:
-    """Policy on invalid frames: when to give up on a connection. Damage may be random, so it is tolerated several times
-    at the same position; other faults are tolerated less often.
-
-    `chances` is how often a fault other than damage may occur at one position.
+    """Policy on invalid frames: whether reconnecting is worthwhile. Damage may be random, so it is tolerated
+    `_MAX_DAMAGES` times at the same position, and other faults `max_faults` times.
     """
 
-    def __init__(self, chances: int = 1) -> None:
-        self._chances = {"damage": _MAX_DAMAGES, "intent": chances}
-        self._at: int | None = None
-        self._times = {"damage": 0, "intent": 0}
+    def __init__(self, max_faults: int = 1) -> None:
+        self._limits = {"damage": _MAX_DAMAGES, "fault": max_faults}
+        self._position: int | None = None
+        self._counts = {"damage": 0, "fault": 0}
 
     def should_give_up(self, error: NebulaError, received: int) -> bool:
-        """Count one more error after `received` frames; returns whether reconnecting is pointless.
+        """Count one more error after `received` valid frames; returns whether reconnecting is pointless.
 
         >>> from whale_nebula.errors import RemoteProtocolError
         >>> faults = FaultPolicy()
         >>> [faults.should_give_up(RemoteProtocolError("no"), at) for at in (3, 7, 7)]
         [False, False, True]
         """
-        if received != self._at:
-            self._at, self._times = received, dict.fromkeys(self._times, 0)
-        what = "damage" if isinstance(error, DamagedFrameError) else "intent"
-        self._times[what] += 1
-        return self._times[what] > self._chances[what]
+        if received != self._position:
+            self._position, self._counts = received, dict.fromkeys(self._counts, 0)
+        kind = "damage" if isinstance(error, DamagedFrameError) else "fault"
+        self._counts[kind] += 1
+        return self._counts[kind] > self._limits[kind]

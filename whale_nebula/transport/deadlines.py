@@ -33,7 +33,7 @@ class Deadlines:
     gateway_grace: float = 30.0
     grace: float = 5.0
     connect: float = 5.0
-    check_interval: float = 1.0  # interval of checks of certificates, of the policy and of a lost peer
+    check_interval: float = 1.0  # between checks of certificates, of deadlines and of a lost peer
 
     @property
     def heartbeat_interval(self) -> float:
@@ -150,8 +150,7 @@ def log_wait(wait: Wait) -> None:
 class WaitAnnouncer:
     """Progress messages of a recurring wait: at its start, every ten seconds, and at its end.
 
-    The owner calls `announce` repeatedly while it waits, and `finish` when the wait has succeeded. To end the wait it
-    calls `abandon`, which reports nothing.
+    The owner calls `announce` repeatedly while it waits, then `finish` if the wait has succeeded, or `abandon`.
 
     >>> waiting = WaitAnnouncer("worker 'npu/0'", "10.0.0.2:7101", lambda wait: print(wait))
     >>> waiting.announce("it is not up yet", limit=120.0)
@@ -191,14 +190,14 @@ class WaitAnnouncer:
         self._announce(Wait(self._target, self._address, reason, now - self._started_at, limit))
 
     def finish(self) -> None:
-        """End the wait with success; logged if its start was."""
+        """End the wait with success, which is announced if its start was."""
         if self._started_at is not None:
             seconds = self._now() - self._started_at
             self._started_at = None
             self._announce(Wait(self._target, self._address, self._reason, seconds, seconds, over=True))
 
     def abandon(self) -> None:
-        """Abandon the wait."""
+        """End the wait without an announcement."""
         self._started_at = None
 
 

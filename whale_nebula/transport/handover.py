@@ -20,7 +20,7 @@ LOGIN, DATA = "nebula-login/1", "nebula-data/1"
 """The purposes of connections, as TLS protocol names (ALPN)."""
 NOUNS = {LOGIN: "logins", DATA: "data"}
 COMMANDS = {LOGIN: "whale-nebula accounts serve", DATA: "whale-nebula data serve"}
-_BACKLOG, _SECONDS, _PAUSE_SECONDS, _MODE = 128, 1.0, 0.1, 0o660
+_BACKLOG, _TIMEOUT_SECONDS, _PAUSE_SECONDS, _SOCKET_MODE = 128, 1.0, 0.1, 0o660
 _LOG = logging.getLogger("whale_nebula.transport")
 
 ConnectionHandler = Callable[[socket.socket, tuple[str, int]], None]
@@ -35,12 +35,12 @@ def socket_path(folder: Path, protocol: str, cluster: str) -> Path:
     return folder / f"{protocol.removeprefix('nebula-').partition('/')[0]}-{cluster}.sock"
 
 
-def hand_over(line: socket.socket, path: Path) -> None:
+def hand_over(connection: socket.socket, path: Path) -> None:
     """Hand a connection over to the service at a path. Never blocks: an `OSError` means that no service accepts it."""
     with _shorten_path(path) as name, socket.socket(socket.AF_UNIX) as channel:
         channel.setblocking(False)
         channel.connect(name)
-        socket.send_fds(channel, [b"\0"], [line.fileno()])
+        socket.send_fds(channel, [b"\0"], [connection.fileno()])
 
 
 @contextlib.contextmanager
@@ -57,7 +57,7 @@ def receive_connections(path: Path, handler: ConnectionHandler) -> Iterator[None
         stopping.set()
         with contextlib.suppress(OSError):
             listening.shutdown(socket.SHUT_RDWR)  # wakes the thread
-        thread.join(2 * _SECONDS)
+        thread.join(2 * _TIMEOUT_SECONDS)
         listening.close()
         path.unlink(missing_ok=True)
 
@@ -81,7 +81,7 @@ def _listen(path: Path) -> socket.socket:
                 )
             path.unlink(missing_ok=True)
             listening.bind(name)
-            path.chmod(_MODE)
+            path.chmod(_SOCKET_MODE)
             listening.listen(_BACKLOG)
     except OSError as error:
         listening.close()
@@ -133,7 +133,7 @@ def _receive(listening: socket.socket, handler: ConnectionHandler, stopping: thr
             continue
         try:
             with channel:
-                channel.settimeout(_SECONDS)
+                channel.settimeout(_TIMEOUT_SECONDS)
                 _, files, *_ = socket.recv_fds(channel, 1, 1)
             for file in files:
                 _pass_on(file, handler)
@@ -142,12 +142,12 @@ def _receive(listening: socket.socket, handler: ConnectionHandler, stopping: thr
 
 
 def _pass_on(file: int, handler: ConnectionHandler) -> None:
-    line = socket.socket(fileno=file)
+    connection = socket.socket(fileno=file)
     try:
-        if line.family not in (socket.AF_INET, socket.AF_INET6) or line.type != socket.SOCK_STREAM:
+        if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
             raise OSError("not a TCP connection")
-        host, port, *_ = line.getpeername()
+        host, port, *_ = connection.getpeername()
     except OSError:  # or it has ended meanwhile
-        line.close()
+        connection.close()
         return
-    handler(line, (normalize_address(host), int(port)))
+    handler(connection, (normalize_address(host), int(port)))

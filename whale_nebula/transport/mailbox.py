@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 _STEPLESS_KINDS = ("control", "round")  # kinds of tensors that belong to no step
 _MESSAGE_FACTOR = 32  # the most bytes of objects that a byte of JSON may become
-_MAX_MESSAGE_MEMORY = 32 << 20  # in memory, by that factor
-_MAX_ROUNDS = 8
+_MAX_MESSAGE_MEMORY = 32 << 20  # bytes of objects of unread messages, by that factor
+_MAX_ROUNDS = 8  # tensors of local SGD that may arrive beyond the window
 _OVERRUN_BYTES = 12 << 20  # may still arrive beyond the window after the sender is stopped
 
 
@@ -113,7 +113,7 @@ class Mailbox:
         due: Callable[[Key], float] = lambda key: math.inf,
     ) -> None:
         self.window = window
-        self.unrequested_bytes = 0  # unrequested bytes
+        self.unrequested_bytes = 0
         self.on_room: Callable[[], None] = lambda: None
         self._waiters = waiters or Waiters()
         self._waiters.add_callback(lambda: self.on_room() if self._is_full else None)
@@ -174,24 +174,24 @@ class Mailbox:
             self._changed.notify_all()
 
     def put_message(self, message: dict[str, Any], due: float = 0.0, *, size: int = 0) -> None:
-        """Store a received control message, whose size counts."""
+        """Store a received control message; with a window, its `size` in bytes of JSON counts."""
         with self._changed:
             if self._closed:
                 return
-            waiting = self._messages[message["kind"]]
-            if len(waiting) >= MAX_UNREAD_MESSAGES:
+            queue = self._messages[message["kind"]]
+            if len(queue) >= MAX_UNREAD_MESSAGES:
                 raise self._fault(
                     f"more than {MAX_UNREAD_MESSAGES} unread messages {message['kind']}",
                     why="each message is answered or sent once: no worker sends so many without an answer",
                 )
             cost = 0 if self.window is None else count_held_bytes(size * _MESSAGE_FACTOR)
-            others = sum(item.cost for queue in self._messages.values() for item in queue)
-            if others > _MAX_MESSAGE_MEMORY:
+            unread = sum(item.cost for items in self._messages.values() for item in items)
+            if unread > _MAX_MESSAGE_MEMORY:
                 raise self._fault(
-                    f"{others // _MESSAGE_FACTOR} bytes of unread messages, and {size} more bytes were received"
+                    f"received a message of {size} bytes while {unread // _MESSAGE_FACTOR} bytes of messages are unread"
                 )
             self.unrequested_bytes += cost
-            waiting.append(_Item(due, message, cost))
+            queue.append(_Item(due, message, cost))
             self._changed.notify_all()
 
     def end(
@@ -245,7 +245,7 @@ class Mailbox:
         raise self.explain_timeout(str(key), deadline)
 
     def take_message(self, kind: str, deadline: float, waited: float = 0.0) -> dict[str, Any]:
-        """Wait up to `deadline` seconds for the next message of this kind, for which it was `waited` before."""
+        """Wait up to `deadline` seconds for the next message of this kind; an error adds those `waited` before."""
         with self._changed:
             queue = self._messages[kind]
         with self._enter_request(lambda: queue[0] if queue else None, deadline), self._changed:
@@ -272,7 +272,9 @@ class Mailbox:
 
     @contextlib.contextmanager
     def _enter_request(self, find: Callable[[], _Item[Any] | None], deadline: float) -> Iterator[None]:
-        """Context of a wait: makes sure that the message can arrive, and frees its room afterwards."""
+        """Context of a wait and of taking the item: until it arrives, this process counts as waiting, so that it can
+        arrive; `on_room` is called if taking it made room.
+        """
         with self._changed:
             waits = deadline > 0 and find() is None
         full = self._is_full

@@ -50,7 +50,7 @@ class EmulatedLine:
         self._free_at = 0.0
 
     def occupy(self, size: int, *, overtakes: bool = False) -> TransmissionTimes:
-        """Occupy the WAN link for the time of a message."""
+        """Occupy the WAN link while these bytes are sent: after everything before them, unless this `overtakes` it."""
         with self._lock:
             now = self._clock.now()
             start = now if overtakes else max(now, self._free_at)
@@ -88,7 +88,7 @@ class MemoryLink(Link):
         self._outbox.put_message(decode_message(data), self._line.occupy(self._count_message(len(data))).due)
 
     def fail(self, reason: Mapping[str, Any], *, last: bool = False) -> None:
-        """Notify the other worker of a failure and its cause."""
+        """Notify the other worker of a failure and its cause, ahead of queued tensors unless it is `last`."""
         data = encode_message({"kind": FAIL, "reason": dict(reason), "last": last})
         due = self._line.occupy(self._count_message(len(data)), overtakes=not last).due
         received = decode_message(data)["reason"]

@@ -64,7 +64,7 @@ class Outbox:
         lock = threading.RLock()
         self.changed = threading.Condition(lock)  # for the writer
         self.connection: int | None = None
-        self.queued_bytes = 0  # bytes
+        self.queued_bytes = 0
         self.written_bytes = 0
         self._room = threading.Condition(lock)  # for senders, which are woken only when there is room
         self._conversation = conversation
@@ -84,7 +84,7 @@ class Outbox:
     # The queue.
 
     def put(self, item: OutgoingItem, deadline: float, there: str) -> bool:
-        """Queue an item; False if nothing is written any more."""
+        """Queue an item, waiting for room at most `deadline` seconds; False if nothing is written any more."""
         with self.changed:
             if not self._lacks_room(item.size):
                 return self._queue(item)
@@ -152,7 +152,7 @@ class Outbox:
             self._notify_all()
 
     def finish(self, farewell: OutgoingItem | None = None) -> bool:
-        """Accept only the farewell, and end once the queue is empty; False if it had ended."""
+        """Accept only the farewell, and end once the queue is empty; False if it was already finishing."""
         with self.changed:
             was_finishing = self.is_finishing
             if farewell is not None and not was_finishing:
@@ -163,13 +163,13 @@ class Outbox:
             return not was_finishing
 
     def stop(self) -> None:
-        """Drop everything and end now."""
+        """End now, whatever is queued, and wake blocked senders."""
         with self.changed:
             self._stopped = True
             self._notify_all()
 
     def release_budget(self, size: int) -> None:
-        """Release budget: these bytes have left."""
+        """Release the budget of bytes that the carrier has accepted."""
         with self.changed:
             self.written_bytes += size
             self.queued_bytes -= size

@@ -161,7 +161,7 @@ class PeerLink(Link):
         self._count_message(item.payload.size)
 
     def begin_session(self, epoch: int) -> None:
-        """Begin a session, whose epoch distinguishes restarted processes."""
+        """Begin the session in this epoch: from now on, processes of other epochs are refused."""
         super().begin_session(epoch)
         with self._changed:
             self._conversation.begin_session(epoch)
@@ -228,7 +228,7 @@ class PeerLink(Link):
             while not self._end_event.is_set():  # the writer ends after the last acknowledgement
                 now = self._now()
                 remaining = since + self._deadlines.grace - now
-                stall = self._deadlines.find_stall_timeout(max(self._budget, self._unsent_bytes), self._meter.rate)
+                stall = self._deadlines.find_stall_timeout(max(self._budget, self._undelivered_bytes), self._meter.rate)
                 if remaining <= 0 and not self._is_worth_waiting():
                     return
                 if now - last_received >= stall:
@@ -244,7 +244,7 @@ class PeerLink(Link):
         error = DeadlineError(
             f"worker '{self.there}' has received nothing for {round(stall, 1):g} s",
             where=self._carrier.where,
-            why=f"'{self.here}' closes its link, and {self._unsent_bytes} bytes were not acknowledged",
+            why=f"'{self.here}' closes its link, and {self._undelivered_bytes} bytes were not acknowledged",
             mend=f"check what '{self.there}' is doing, or increase 'patience' in the config",
         )
         _LOG.warning("%s", error)
@@ -254,8 +254,8 @@ class PeerLink(Link):
         return self._outbox.written_bytes, self._conversation.unacknowledged_bytes
 
     @property
-    def _unsent_bytes(self) -> int:
-        """The bytes that were not acknowledged yet."""
+    def _undelivered_bytes(self) -> int:
+        """The bytes that are queued, or were sent and not acknowledged."""
         return self._outbox.queued_bytes + self._conversation.unacknowledged_bytes
 
     def _is_worth_waiting(self) -> bool:
@@ -263,11 +263,11 @@ class PeerLink(Link):
         worthwhile.
         """
         ending = self._failed or self._fail_received or self._bye_received
-        return self._was_connected and not ending and self._unsent_bytes > self._farewell.size + _SEAL_BYTES
+        return self._was_connected and not ending and self._undelivered_bytes > self._farewell.size + _SEAL_BYTES
 
     @property
     def _is_over(self) -> bool:
-        """Whether both sides have sent a farewell and all frames were acknowledged, or the peer has ended."""
+        """Whether nothing more has to be sent: both sides have ended, and all frames have arrived or are not needed."""
         if self._is_distrusted:
             return self._conversation.ready and not self._outbox.has_urgent
         if self._fail_received:
@@ -366,7 +366,7 @@ class PeerLink(Link):
             self._changed.notify_all()
 
     def lost(self, error: NebulaError) -> None:
-        """The carrier has given up."""
+        """End the link with this error: the carrier has given up, or this side has."""
         with self._changed:
             if not self._bye_received:
                 error.peer = error.peer or self.there
@@ -516,7 +516,7 @@ class PeerLink(Link):
             self._end_link(error, {"what": f"invalid data from '{self.there}'", "why": error.what})
             self._changed.notify_all()
 
-    # Called by the supervising thread.
+    # Called by the watcher thread.
 
     def _run_watcher(self) -> None:
         while not self._end_event.wait(self._check_seconds):

@@ -28,7 +28,9 @@ _KINDS: dict[KeyKind, tuple[str, Kind, Direction]] = {
     "control": ("control value", Kind.VALUE, Direction.NONE),
     "round": ("difference of weights", Kind.ROUND, Direction.NONE),
 }
-_BY_HEADER: dict[tuple[int, int], KeyKind] = {(int(kind), int(way)): name for name, (_, kind, way) in _KINDS.items()}
+_BY_HEADER: dict[tuple[int, int], KeyKind] = {
+    (int(kind), int(direction)): name for name, (_, kind, direction) in _KINDS.items()
+}
 _MAX_CODEC, _MAX_NUMBER = (1 << 16) - 1, (1 << 32) - 1
 
 
@@ -56,7 +58,7 @@ class Packed(NamedTuple):
         return count_raw_bytes(find_dtype_code(self.dtype), self.dims)
 
     def describe(self, header: Header) -> Header:
-        """The header for this payload."""
+        """The header of a key, completed with the fields of this payload."""
         dtype, dims = find_dtype_code(self.dtype), tuple(self.dims)
         return header._replace(codec=self.codec, state=self.state, dtype=dtype, dims=dims)
 
@@ -89,7 +91,7 @@ class DescribedPayload(NamedTuple):
 
 
 def describe_payload(header: Header, payload: Payload) -> DescribedPayload:
-    """Describe a payload by the header of its key.
+    """The bytes of a payload, with the header of its key completed by the fields that describe the tensor.
 
     >>> packed = Packed(np.zeros(5, np.uint8), codec=3, state=9, dtype="float32", dims=(4, 8))
     >>> sent = describe_payload(Header(Kind.SCALAR), packed)
@@ -105,7 +107,7 @@ def describe_payload(header: Header, payload: Payload) -> DescribedPayload:
 
 
 def read_payload(event: TensorArrived) -> Payload:
-    """Decode a received payload."""
+    """The payload of a received tensor: its array, or a `Packed` if a codec encoded it."""
     header, dtype = event.header, find_dtype(event.header.dtype)
     if not header.encoded or dtype is None:
         return event.array
@@ -161,8 +163,9 @@ class LinkTotals:
         return LinkTotals(*map(operator.sub, self.counts(), other.counts()))
 
 
-Sent: TypeAlias = Callable[[Key, int, float, float], None]
-"""Called with a tensor that was sent: its key, its bytes on the wire, and when it occupied the link (time.monotonic).
+OnSent: TypeAlias = Callable[[Key, int, float, float], None]
+"""Called after a tensor was sent: with its key, its bytes on the wire, and when it began and ceased to occupy the link
+(seconds of the link's clock).
 """
 
 

@@ -59,7 +59,7 @@ class UnacknowledgedFrames:
         self.bytes += len(packet[0]) + packet[1].size
         self.next_number += 1
 
-    def check(self, ack: int) -> None:
+    def check_acknowledgement(self, ack: int) -> None:
         """Refuse an acknowledgement of frames that were never sent."""
         if ack > self.next_number:
             raise RemoteProtocolError(
@@ -67,8 +67,8 @@ class UnacknowledgedFrames:
             )
 
     def acknowledge(self, ack: int) -> list[Acknowledged]:
-        """Drop all frames before this number; older acknowledgements have no effect."""
-        self.check(ack)
+        """Drop all frames before this number; returns an event with their count and bytes, if there are any."""
+        self.check_acknowledgement(ack)
         before = len(self._frames), self.bytes
         while self._frames and self.oldest_number < ack:
             head, chunk = self._frames.popleft()
@@ -179,6 +179,7 @@ class TensorArrived(NamedTuple):
 
 
 Expect: TypeAlias = Callable[[Header], Bound | None]
+"""Returns the plan's limits of the tensor with this header; see `Assembly`."""
 
 
 class Assembly:
@@ -197,7 +198,9 @@ class Assembly:
         self._received = 0  # of that tensor, in bytes
 
     def keep(self, header: Header, chunk: Bytes) -> bool:
-        """Use a tensor's only chunk in place, without a copy, if its buffer cannot change."""
+        """Use a chunk that is a complete tensor in place, without a copy; False if it is only a part of one, or if its
+        buffer can change.
+        """
         if self._tensor is not None or header.length != header.whole or chunk.flags.writeable:
             return False
         self._check(header)
@@ -232,8 +235,9 @@ class Assembly:
             dtype = find_dtype(header.dtype)
             name = dtype.name if dtype else "?"
             if not bound.admits(name, header.dims):
-                wanted = f"{bound.dtype}, at most {bound.sizes}"
-                raise RemoteProtocolError(f"received {name}{list(header.dims)}, but the plan expects {wanted}")
+                raise RemoteProtocolError(
+                    f"received {name}{list(header.dims)}, but the plan expects {bound.dtype}, at most {bound.sizes}"
+                )
             if header.encoded and (header.codec not in bound.codecs or header.whole > raw + bound.extra):
                 allowed = f"codecs {sorted(bound.codecs)} and {bound.extra} bytes more" if bound.codecs else "no codec"
                 raise RemoteProtocolError(

@@ -15,7 +15,6 @@ import numpy as np
 
 from whale_nebula.errors import DamagedFrameError, LocalProtocolError, NebulaError, RemoteProtocolError
 from whale_nebula.errors.text import escape_foreign_text
-from whale_nebula.wire import greeting as hello
 from whale_nebula.wire.buffers import (
     FIRST,
     MAX_TENSOR_BYTES,
@@ -43,7 +42,15 @@ from whale_nebula.wire.frame import (
     unpack_header,
     unseal_header,
 )
-from whale_nebula.wire.greeting import Exchange, Greeting, Handshake, Prover, Sealer
+from whale_nebula.wire.greeting import (
+    Exchange,
+    Greeting,
+    Handshake,
+    Prover,
+    Sealer,
+    build_salt,
+    derive_conversation_number,
+)
 from whale_nebula.wire.message import (
     Side,
     State,
@@ -183,7 +190,7 @@ class Conversation:
             raise LocalProtocolError("there is already a connection", mend="call disconnect() first")
         self._connected = True
         expected = self._arrivals.expected_number
-        packet = self._build_greeting(self._handshake.build_hello(expected, self._choose_acknowledgement()))
+        packet = self._build_greeting(self._handshake.build_hello(expected, self._update_acknowledgement()))
         self._own_side = _require_side(self._own_side.advance(Trigger.HELLO))
         return [packet]
 
@@ -221,7 +228,7 @@ class Conversation:
         if isinstance(side, str):
             raise LocalProtocolError(f"invalid outgoing frame: {side}")
         numbered = header._replace(
-            conversation=self.number, sequence=self._sent.next_number, ack=self._choose_acknowledgement()
+            conversation=self.number, sequence=self._sent.next_number, ack=self._update_acknowledgement()
         )
         if self._sealer is not None:
             numbered, chunk = self._sealer.seal(numbered, chunk)
@@ -250,15 +257,15 @@ class Conversation:
             raise LocalProtocolError("cannot send a heartbeat before the greeting is complete")
         return self._build_bare(Kind.BEAT)
 
-    def _choose_acknowledgement(self) -> int:
-        """The number up to which the next frame acknowledges."""
+    def _update_acknowledgement(self) -> int:
+        """Acknowledge all frames that have arrived, unless data is held back; returns the number for a header."""
         if self._peer_side.state in _ENDED or self._accepts_data():
             self._acknowledged_number, self._unanswered_bytes = self._arrivals.expected_number, 0
         return self._acknowledged_number
 
     def _build_bare(self, kind: Kind) -> Packet:
         header = Header(
-            kind, Flag.LAST, self.number, 0, self._choose_acknowledgement(), 0, 0, self._own_number, self._peer_number
+            kind, Flag.LAST, self.number, 0, self._update_acknowledgement(), 0, 0, self._own_number, self._peer_number
         )
         return pack_header(header, 0), np.empty(0, np.uint8)
 
@@ -335,8 +342,8 @@ class Conversation:
                 self._arrivals.advance()
 
     def _process_numbered(self, header: Header, payload: Bytes) -> list[Event]:
-        """The events of the frame that is due. A refused frame changes nothing."""
-        self._sent.check(header.ack)
+        """Process the frame that is due; returns its events. A refused frame changes nothing."""
+        self._sent.check_acknowledgement(header.ack)
         if bool(header.flags & Flag.SEALED) != (self._sealer is not None):
             raise RemoteProtocolError("received an unsealed frame on a sealed link")
         plain, message = unseal_header(header), None
@@ -371,8 +378,9 @@ class Conversation:
     # Greetings.
 
     def _process_greeting(self, header: Header, payload: Bytes, events: list[Event]) -> None:
-        [(known, _)] = split_payload(build_message_header(payload.size, self._peer_number, self._own_number), payload)
-        if header != known or payload.size > GREETING_BYTES:
+        greeting_header = build_message_header(payload.size, self._peer_number, self._own_number)
+        [(expected, _)] = split_payload(greeting_header, payload)
+        if header != expected or payload.size > GREETING_BYTES:
             raise RemoteProtocolError("a frame without a conversation is not a greeting")
         message = decode_message(payload.tobytes())
         trigger = Trigger(message["kind"]) if message["kind"] in (Trigger.HELLO, Trigger.AUTH) else None
@@ -389,26 +397,26 @@ class Conversation:
         self._peer_side = side
 
     def _resume(self, message: Mapping[str, Any]) -> list[Event]:
-        """The other side has authenticated: resume at the frame that it expects."""
+        """Process the AUTH of the other side, and resume at the frame that it expects."""
         resumed = self._handshake.proven_hello is not None
         hellos = self._handshake.process_auth(message)
-        theirs = hellos[1]
-        if not max(self._sent.oldest_number, theirs.acknowledged) <= theirs.received <= self._sent.next_number:
+        peer_hello = hellos[1]
+        if not max(self._sent.oldest_number, peer_hello.acknowledged) <= peer_hello.received <= self._sent.next_number:
             raise RemoteProtocolError(
-                f"worker '{theirs.worker}' expects frame {theirs.received}, but frames {self._sent.oldest_number} to "
-                f"{self._sent.next_number - 1} are stored",
+                f"worker '{peer_hello.worker}' expects frame {peer_hello.received}, but frames "
+                f"{self._sent.oldest_number} to {self._sent.next_number - 1} are stored",
                 why="it has communicated with another process of this worker, or has lost its state",
                 mend="restart all workers",
             )
-        self.number = hello.derive_conversation_number(hellos)
+        self.number = derive_conversation_number(hellos)
         if self._exchange is not None and self._sealer is None:
-            material = self._exchange.agree(bytes.fromhex(theirs.exchange or ""), hello.build_salt(hellos))
+            material = self._exchange.agree(bytes.fromhex(peer_hello.exchange or ""), build_salt(hellos))
             self._sealer = Sealer(material, self._own_number, self._peer_number)
-        self._sent.budget = min(self._sent.budget, theirs.budget)
+        self._sent.budget = min(self._sent.budget, peer_hello.budget)
         self._ack_bytes = min(ACK_BYTES, self._sent.budget // 4)
         return [
-            *self._sent.acknowledge(theirs.acknowledged),
-            Opened(self._sent.list_since(theirs.received), resumed),
+            *self._sent.acknowledge(peer_hello.acknowledged),
+            Opened(self._sent.list_since(peer_hello.received), resumed),
         ]
 
 

@@ -51,7 +51,7 @@ class Kind(IntEnum):
     VALUE = 5  # a value of the runtime's own: a fingerprint, a seed
     CONTROL = 6  # a message, not a tensor
     ACK = 7  # only a header: an acknowledgement
-    BEAT = 8  # a heartbeat: the same, sent after a long silence
+    BEAT = 8  # only a header: a heartbeat, which also acknowledges
     ROUND = 9  # weights in local SGD: no step is announced for it
 
 
@@ -67,7 +67,7 @@ class Direction(IntEnum):
 
 
 class Flag(IntFlag):
-    """Bits of a frame: `LAST` ends a tensor, `SEALED` means that only the two workers can read the payload."""
+    """Bits of a frame: `LAST` ends a tensor or message, `SEALED` means that only the two workers can read it."""
 
     SEALED = 1
     LAST = 2
@@ -209,7 +209,8 @@ def find_fault(header: Header, *, sealed: bool = False) -> str | None:
         expected = Header(
             header.kind, Flag.LAST, header.conversation, 0, header.ack, 0, 0, header.source, header.destination
         )
-        return None if header == expected else f"a frame of kind {header.kind} has fields other than an acknowledgement"
+        fault = f"a frame of kind {header.kind} has fields that an acknowledgement cannot have"
+        return None if header == expected else fault
     if header.flags & Flag.SEALED and not sealed:
         return "the frame is sealed, but this link has no key"
     plain = unseal_header(header)
@@ -217,17 +218,17 @@ def find_fault(header: Header, *, sealed: bool = False) -> str | None:
         return f"kind {plain.kind} is unknown"
     if plain.flags & ~_KNOWN_FLAGS:
         return f"flags {plain.flags:#x} are unknown"
-    ways = (Direction.FORWARD, Direction.BACKWARD) if plain.kind == Kind.BOUNDARY else (Direction.NONE,)
-    if plain.direction not in ways:
+    directions = (Direction.FORWARD, Direction.BACKWARD) if plain.kind == Kind.BOUNDARY else (Direction.NONE,)
+    if plain.direction not in directions:
         return f"kind {plain.kind} cannot have direction {plain.direction}"
     if plain.micro_batch < -1:
         return f"micro-batch {plain.micro_batch} is out of range"
     if tensor_fault := find_tensor_fault(plain):
         return tensor_fault
-    most = MESSAGE_BYTES if plain.kind == Kind.CONTROL else CHUNK_BYTES
-    if plain.kind == Kind.CONTROL and plain.whole > most:
-        return f"a control message of {plain.whole} bytes exceeds the limit of {most}"
-    if plain.offset % most or plain.length != min(most, plain.whole - plain.offset):
+    limit = MESSAGE_BYTES if plain.kind == Kind.CONTROL else CHUNK_BYTES
+    if plain.kind == Kind.CONTROL and plain.whole > limit:
+        return f"a control message of {plain.whole} bytes exceeds the limit of {limit}"
+    if plain.offset % limit or plain.length != min(limit, plain.whole - plain.offset):
         return f"invalid chunk of {plain.length} bytes at {plain.offset} of {plain.whole}"
     if plain.last != (plain.offset + plain.length == plain.whole):
         return f"the chunk at {plain.offset} of {plain.whole} is wrongly marked as last or not last"

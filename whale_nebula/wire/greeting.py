@@ -160,7 +160,7 @@ def draw_nonce() -> bytes:
 class Greeting:
     """Identity of this side, of the expected peer, and of the run and its epoch; `versions` are for information.
 
-    In elastic runs, `absent` are the workers without which the run continues, maybe including the other side: its
+    In elastic runs, `absent` are the workers without which the run continues, possibly including the other side: its
     greeting announces that it is available. `launched` are the workers that this side's launcher may start, and the
     `anchor` is the worker that decides on those of other launchers. `free_places` are the numbers of workers that may
     come, by cluster, where there are limits.
@@ -340,10 +340,10 @@ def _check_epoch(own_hello: Hello, peer_hello: Hello, earlier: Hello | None) -> 
             why=f"according to worker '{worker}', all workers were restarted while this one was stopped or unreachable",
         )
     if own_hello.in_session or (earlier is not None and not peer_hello.in_session):
-        now = own_hello.epoch if own_hello.in_session or earlier is None else earlier.epoch
-        if peer_hello.epoch < now:
+        current_epoch = own_hello.epoch if own_hello.in_session or earlier is None else earlier.epoch
+        if peer_hello.epoch < current_epoch:
             error = StaleWorkerError(
-                f"worker '{worker}' is in epoch {peer_hello.epoch}, but the run is in epoch {now}",
+                f"worker '{worker}' is in epoch {peer_hello.epoch}, but the run is in epoch {current_epoch}",
                 why="it or its launcher was stopped or unreachable while all workers were restarted",
             )
             error.fresh = own_hello.in_session and not peer_hello.in_session
@@ -364,34 +364,34 @@ def check_absent(
     for which their cluster has no `free_places` if it has limits, are spare, and wait.
     """
     worker, here = peer_hello.worker, own_hello.worker
-    own, other = own_hello.absent, peer_hello.absent
-    if own and worker in own and other is None:
+    own_absent, peer_absent = own_hello.absent, peer_hello.absent
+    if own_absent and worker in own_absent and peer_absent is None:
         raise RemoteProtocolError(
             f"worker '{escape_foreign_text(worker)}' has connected, but its greeting does not name the absent workers",
             mend="use the same 'elastic' in the config of every cluster",
         )
-    if own is None or other is None or set(own) == set(other):
+    if own_absent is None or peer_absent is None or set(own_absent) == set(peer_absent):
         return
-    different = set(own) ^ set(other)
+    different = set(own_absent) ^ set(peer_absent)
     cluster = worker.rpartition("/")[0]
-    theirs = {worker, *(each for each in peer_hello.launched if each.rpartition("/")[0] == cluster)}
-    known = {here: theirs, worker: different - {here, *own_hello.launched}}.get(anchor or "", set())
-    counts = {each: int(each not in other) for each in sorted(different & known)}
+    peer_launched = {worker, *(each for each in peer_hello.launched if each.rpartition("/")[0] == cluster)}
+    known = {here: peer_launched, worker: different - {here, *own_hello.launched}}.get(anchor or "", set())
+    counts = {each: int(each not in peer_absent) for each in sorted(different & known)}
     if here == anchor:
         counts = _select_arrivals(counts, free_places)
     if counts:
         error = OtherWorkersError(
             f"the run continues {list_counts(counts)}",
             why=f"worker '{escape_foreign_text(worker)}' reported this, "
-            f"and '{here}' was started {_describe_absent(own)}",
+            f"and '{here}' was started {_describe_absent(own_absent)}",
         )
         error.counts = counts
         raise error
     refusal = StaleWorkerError(
-        f"worker '{escape_foreign_text(worker)}' was started {_describe_absent(other)}",
-        why=f"'{here}' was started {_describe_absent(own)}",
+        f"worker '{escape_foreign_text(worker)}' was started {_describe_absent(peer_absent)}",
+        why=f"'{here}' was started {_describe_absent(own_absent)}",
     )
-    refusal.absent = here in other
+    refusal.absent = here in peer_absent
     raise refusal
 
 
@@ -402,13 +402,13 @@ def _select_arrivals(counts: Mapping[str, int], free_places: Mapping[str, int]) 
     {'gpu/1': 0, 'gpu/2': 1, 'npu/0': 1}
     """
     taken: Counter[str] = Counter()
-    found = {}
+    selected = {}
     for worker, count in counts.items():
         cluster = worker.rpartition("/")[0]
         if not count or taken[cluster] < free_places.get(cluster, len(counts)):
-            found[worker] = count
+            selected[worker] = count
             taken[cluster] += count
-    return found
+    return selected
 
 
 def _describe_absent(absent: Sequence[str]) -> str:
@@ -443,8 +443,8 @@ class Sealer:
 
     def __init__(self, material: bytes, here: int, there: int) -> None:
         first, second = material[:_KEY_BYTES], material[_KEY_BYTES:]
-        own_hello, peer_hello = (first, second) if here < there else (second, first)
-        self._seal, self._open = AESGCM(own_hello), AESGCM(peer_hello)
+        own_key, peer_key = (first, second) if here < there else (second, first)
+        self._seal, self._open = AESGCM(own_key), AESGCM(peer_key)
 
     def seal(self, header: Header, chunk: Bytes) -> tuple[Header, Bytes]:
         """Encrypt a numbered frame: returns its header, and its chunk as ciphertext and tag."""

@@ -36,7 +36,7 @@ _UINT8 = find_dtype_code("uint8")
 
 
 class Trigger(StrEnum):
-    """The kinds of messages that the state table distinguishes."""
+    """The kinds of messages and tensors that the state table distinguishes."""
 
     HELLO = "HELLO"
     AUTH = "AUTH"
@@ -49,7 +49,7 @@ class Trigger(StrEnum):
     NOTE = "NOTE"  # any other message
     TENSOR = "TENSOR"
     VALUE = "VALUE"
-    ROUND = "ROUND"  # messages between clusters in local SGD, between their steps
+    ROUND = "ROUND"  # weights in local SGD, between steps
     BYE = "BYE"
     FAIL = "FAIL"
 
@@ -195,7 +195,7 @@ KINDS: Mapping[str, MessageKind] = MappingProxyType(
 
 
 def find_kind(message: Mapping[str, Any]) -> MessageKind | None:
-    """The entry of a message; None for an unknown kind.
+    """The registered kind of a message; None for an unknown one.
 
     >>> find_kind({"kind": "SESSION", "about": "VOTE"}).trigger, find_kind({"kind": "SESSION"})
     (<Trigger.VOTE: 'VOTE'>, None)
@@ -316,7 +316,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 class State(StrEnum):
-    """State of one side of a conversation."""
+    """State of one side of a conversation, on its current connection."""
 
     START = "START"  # of a connection: nothing was sent on it yet
     GREETED = "GREETED"
@@ -356,7 +356,7 @@ TABLE: Mapping[tuple[State, Trigger], State] = MappingProxyType(
         },
     }
 )
-"""(state, trigger): the next state. Any other pair is a protocol error."""
+"""The next state by state and trigger. Any other pair is a protocol error."""
 
 GREETING_STATES = (State.START, State.GREETED)
 
@@ -366,7 +366,7 @@ _TRIGGERS: Mapping[int, Trigger] = {Kind.VALUE: Trigger.VALUE, Kind.ROUND: Trigg
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """State machine of one side, driven by its messages."""
+    """State machine of one side, driven by the frames that it sends. Immutable."""
 
     state: State = State.START
     state_before: State | None = None  # the state when the connection broke
@@ -406,7 +406,7 @@ def apply_frame(side: Side, header: Header, message: Mapping[str, Any] | None) -
             replace(after, announced=announced) if announced else "STEP without valid numbers of a program and a step"
         )
     if message is None and header.shard:
-        return f"shard {header.shard}, but plans have no shards"
+        return f"shard {header.shard}, but no tensor has one"
     step_matters = trigger is Trigger.TENSOR and side.state is not State.FAILED
     if step_matters and (header.program, header.step) != side.announced:
         program, step = side.announced or (None, None)

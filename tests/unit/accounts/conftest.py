@@ -55,7 +55,7 @@ class Site:
         return LoginClient("127.0.0.1", self.port, self.ca, RUN, "gpu")
 
     def trust(self) -> Trust:
-        known = authority.authorities(self.issuer.folder)
+        known = authority.load_certificates(self.issuer.folder)
         return Trust(known, DenyList(self.issuer.folder / files.REVOKED, known))
 
     @property

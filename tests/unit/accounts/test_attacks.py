@@ -70,7 +70,7 @@ def test_request_of_another_account_is_refused(site: Site) -> None:
     add_bob(site)
     text = site.request(identify(0))
     site.send([text], hours=1e-6)
-    site.issuer.registry.remove_certificates(site.issuer.registry.certificates())  # as if it had expired
+    site.issuer.registry.remove_certificates(site.issuer.registry.list_certificates())  # as if it had expired
     with pytest.raises(AccountError, match="the key requested for gpu/0 is in use"):
         site.send([text], account="bob")
     assert "in use" in site.last["reason"] and site.last["account"] == "bob"

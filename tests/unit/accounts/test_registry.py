@@ -148,7 +148,7 @@ def test_registry_file_is_private_and_has_no_plain_password(registry: Registry, 
 
 def test_account_limits_can_change_and_are_removed_with_the_account(registry: Registry) -> None:
     assert registry.find("ana").allowance == Allowance(memory=1 << 30)
-    registry.limit("ana", 3, Allowance(cpus=1.5, line=1 << 20))
+    registry.set_limits("ana", 3, Allowance(cpus=1.5, line=1 << 20))
     assert (registry.find("ana").workers, registry.find("ana").allowance) == (3, Allowance(cpus=1.5, line=1 << 20))
     assert registry.list_events()[-1].items() >= {"action": "limit", "workers": 3, "cpus": 1.5, "line": 1 << 20}.items()
     registry.remove("ana")
@@ -212,7 +212,7 @@ def test_empty_registry_file_is_new_or_missing(folder: Path) -> None:
         (lambda r: r.make_secret("bob", TOKEN, 1), "unknown account 'bob'"),
         (lambda r: r.remove("bob"), "unknown account 'bob'"),
         (lambda r: r.set_state("bob", DISABLED), "unknown account 'bob'"),
-        (lambda r: r.limit("bob", 1, UNLIMITED), "unknown account 'bob'"),
+        (lambda r: r.set_limits("bob", 1, UNLIMITED), "unknown account 'bob'"),
         (lambda r: r.set_password("bob", GOOD), "unknown account 'bob'"),
     ],
 )

@@ -49,9 +49,9 @@ def test_login_issues_certificates_of_the_account_without_keys(site: Site) -> No
     answer = site.ask(identify(0), identify(1), hours=3)
     found = [site.trust().check(pem, identify(number)) for number, pem in enumerate(answer["certificates"])]
     assert {each.account for each in found} == {"ana"} and answer["role"] == "trainer"
-    assert all(each.key == files.peer(each.certificate).key for each in found)
+    assert all(each.key == files.read_peer(each.certificate).key for each in found)
     assert not [*site.issuer.folder.glob("gpu-worker-*.key")] and not [*site.issuer.folder.glob("gpu-worker-*.pem")]
-    assert [each.account for each in site.issuer.registry.certificates()] == ["ana", "ana"]
+    assert [each.account for each in site.issuer.registry.list_certificates()] == ["ana", "ana"]
     assert (site.last["action"], site.last["decision"], len(site.last["serials"])) == ("login", "allow", 2)
     assert site.ask(identify(0))["account"] == "ana"  # again, with the same key
     assert GOOD not in json.dumps(site.issuer.registry.list_events())
@@ -66,7 +66,7 @@ def test_login_looks_up_the_token_once(site: Site) -> None:
 
 
 def test_certificate_contains_the_account_limits(site: Site) -> None:
-    site.issuer.registry.limit("ana", 1, Allowance(memory=4 << 30, disk=1 << 30))
+    site.issuer.registry.set_limits("ana", 1, Allowance(memory=4 << 30, disk=1 << 30))
     found = site.trust().check(site.ask(identify(0))["certificates"][0])
     assert found.allowance == Allowance(memory=4 << 30, disk=1 << 30)
 
@@ -77,7 +77,7 @@ def test_certificate_contains_the_account_limits(site: Site) -> None:
             return b'{"stars":1}'
 
     signer, key, now = site.issuer.authority, authority.make_key().public_key(), files.now()
-    certificate = authority.process_certificate(
+    certificate = authority.make_process_certificate(
         identify(0), key, signer.certificate, signer.key, now + timedelta(days=1), now, "ana", Later(memory=1)
     )
     with pytest.raises(WrongNameError, match="account limits that this version does not know"):
@@ -101,7 +101,7 @@ def test_token_is_valid_only_for_its_scope(site: Site, scope: Scope, wanted: Ide
     if message:
         with pytest.raises(AccountError, match=message):
             site.ask(wanted, **by_token)
-        assert site.last["decision"] == "deny" and not site.issuer.registry.certificates("eva")
+        assert site.last["decision"] == "deny" and not site.issuer.registry.list_certificates("eva")
         assert site.ask(wanted, account="eva", hours=3)["account"] == "eva"  # the password has no scope
     else:
         assert site.ask(wanted, **by_token)["account"] == "eva"
@@ -161,7 +161,7 @@ def test_two_services_of_one_registry_enforce_the_worker_quota(site: Site) -> No
         site.issuer.folder, *(partial(d.log_in, w) for d, w in zip([site.issuer, other], wanted, strict=True))
     )
     other.registry.close()
-    assert len(site.issuer.registry.certificates("bob")) == 1
+    assert len(site.issuer.registry.list_certificates("bob")) == 1
     assert [each.what for each in errors] == ["the account may have 1 worker at a time, but would have 2"]
 
 
@@ -173,7 +173,7 @@ def test_account_disabled_during_login_gets_no_valid_certificate(site: Site) -> 
         site.issuer.revoke_certificates("ana", "disabled")
 
     run_concurrently(site.issuer.folder, partial(site.issuer.log_in, request), disable)
-    assert site.issuer.registry.certificates("ana") == []
+    assert site.issuer.registry.list_certificates("ana") == []
     for each in issue.list_issued(site.issuer.folder):
         if each.account == "ana":
             with pytest.raises(RevokedError):
@@ -226,12 +226,12 @@ REFUSED_LOGINS: dict[str, Refusal] = {
 def test_unauthorized_login_issues_no_certificate(refusal: Refusal, site: Site) -> None:
     prepare, fields, wanted, kind, message = refusal
     prepare(site)
-    before = len(site.issuer.registry.certificates())
+    before = len(site.issuer.registry.list_certificates())
     with pytest.raises(kind) as caught:
         site.ask(*wanted, host="attacker", **fields)
     assert kind is not LoginError or str(caught.value) == str(refused_login_error())
     assert (site.last["decision"], site.last["account"]) == ("deny", fields.get("account", "ana"))
-    assert len(site.issuer.registry.certificates()) == before
+    assert len(site.issuer.registry.list_certificates()) == before
     assert re.search(message, site.last["reason"] if kind is LoginError else str(caught.value))
 
 
@@ -378,7 +378,7 @@ def test_kept_login_renews_certificates_and_fetches_deny_lists(site: Site, tmp_p
 
     assert keep_logged_in(login, until, wait, present) == DONE
     assert serials[0] and not serials[-1]
-    own = authority.authorities(folder)
+    own = authority.load_certificates(folder)
     with pytest.raises(RevokedError):
         Trust(own, DenyList(folder / files.REVOKED, own)).check(other.peer.certificate)
     site.issuer.registry.set_state("ana", DISABLED)

@@ -143,7 +143,7 @@ def replace_by_expired_approval(site: Path) -> None:
 
 
 def load_trust(site: Path) -> list[approval.Trust]:
-    return [approval.Trust(authority.authorities(site / "certs"))]
+    return [approval.Trust(authority.load_certificates(site / "certs"))]
 
 
 def withdraw(site: Path) -> None:
@@ -398,7 +398,7 @@ def test_forged_approvals_are_listed_and_do_not_break_withdrawal(
     key = other.key
     if is_trusted:
         with (site / "certs" / "ca.pem").open("ab") as file:
-            file.write(authority.certificate_bytes(other.certificate))
+            file.write(authority.encode_certificate(other.certificate))
         trust.save(site / "certs" / "revoked-npu.json", "mt", key, 1, {})
     signature = key.sign(b"whale_nebula approval 1\0" + approval.encode_canonical(document), files.SIGNATURE)
     forged_folder = site / "approved" / "another"
@@ -413,7 +413,7 @@ def test_forged_approvals_are_listed_and_do_not_break_withdrawal(
 
 
 def load_deny_list(site: Path) -> trust.SignedList:
-    return trust.load(site / "certs" / "revoked.json", authority.authorities(site / "certs"))
+    return trust.load(site / "certs" / "revoked.json", authority.load_certificates(site / "certs"))
 
 
 def test_package_removed_after_import_is_listed_as_unreadable(site: Path) -> None:

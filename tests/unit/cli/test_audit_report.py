@@ -50,7 +50,7 @@ def read(site: Site) -> Site:  # noqa: F811
     for _ in range(2):
         with contextlib.suppress(AccessError):
             site.read_rows("bob")
-    site.guard.log.head()
+    site.guard.log.sign_head()
     code = {"__main__": digest}, {"python": "3"}
     approval.save(site.tmp / "approvals", site.owner.signer, "train.py", code, {}, by="olga", why="reviewed")
     return site

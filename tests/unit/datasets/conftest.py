@@ -81,7 +81,7 @@ def certify(owner: Owner, account: str, folder: Path, *, signer: Authority | Non
     key, now = authority.make_key(), files.now() + timedelta(days=options.get("begins", 0))
     paths = Files.in_folder(folder, identity)
     until = now + timedelta(days=options["days"])
-    certificate = authority.process_certificate(
+    certificate = authority.make_process_certificate(
         identity,
         key.public_key(),
         signer.certificate,
@@ -91,9 +91,9 @@ def certify(owner: Owner, account: str, folder: Path, *, signer: Authority | Non
         account,
         options.get("allowance", UNLIMITED),
     )
-    files.write(paths.cert, authority.certificate_bytes(certificate), files.PUBLIC)
-    files.write(paths.key, authority.key_bytes(key), files.SECRET)
-    files.write(paths.ca, authority.certificate_bytes(owner.signer.certificate), files.PUBLIC)
+    files.write(paths.cert, authority.encode_certificate(certificate), files.PUBLIC)
+    files.write(paths.key, authority.encode_key(key), files.SECRET)
+    files.write(paths.ca, authority.encode_certificate(owner.signer.certificate), files.PUBLIC)
     return paths
 
 

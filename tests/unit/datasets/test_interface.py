@@ -28,7 +28,7 @@ from whale_nebula.datasets.schema import (
     count_bytes,
     decode_columns,
     encode_columns,
-    most_bytes,
+    find_max_bytes,
     read_schema,
     write_schema,
 )
@@ -293,7 +293,7 @@ def test_columns_survive_encoding_and_damaged_bytes_are_refused() -> None:
     }  # fmt: skip
     assert check_columns(schema, columns, "x") == 3
     data = b"".join(encode_columns(schema, columns))
-    assert len(data) == count_bytes(schema, columns) <= most_bytes(schema, 3)
+    assert len(data) == count_bytes(schema, columns) <= find_max_bytes(schema, 3)
     decoded = decode_columns(schema, 3, memoryview(data))
     assert all(decoded[name].tolist() == each.tolist() for name, each in columns.items())
     assert read_schema(write_schema(schema)) == schema

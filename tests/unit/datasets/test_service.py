@@ -59,7 +59,7 @@ def test_granted_rows_are_served_and_logged(site: Site) -> None:
         "allow",
     )
     assert (last["program"], last["run"], last["actor"]) == ("ab" * 32, "run-1", "nebula://mt/gpu/worker/0")
-    site.guard.log.head()
+    site.guard.log.sign_head()
     assert verify(site.guard.log.path).ok
 
 

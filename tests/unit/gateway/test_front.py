@@ -436,9 +436,9 @@ def test_missing_service_is_reported(service_gateway: ServiceGateway, files: dic
         other = ServiceGateway(
             network, service_gateway.owner, tmp_path, int(network.settings_by_cluster["gpu"].listen.rpartition(":")[2])
         )
-        with pytest.raises(AccountError, match=r"the service of logins behind the gateway at .* is not running"):
+        with pytest.raises(AccountError, match=r"the service for logins behind the gateway at .* is not running"):
             other.log_in()
-        with pytest.raises(AccountError, match=r"the service of data behind the gateway at .* is not running"):
+        with pytest.raises(AccountError, match=r"the service for data behind the gateway at .* is not running"):
             other.read()
         wait_until(
             lambda: (
@@ -447,7 +447,7 @@ def test_missing_service_is_reported(service_gateway: ServiceGateway, files: dic
         )
         public_port = network.gateways["gpu"]._listener._front
         public_port._services = {}  # type: ignore[union-attr]
-        with pytest.raises(AccountError, match=r"the gateway at .* has no logins behind it"):
+        with pytest.raises(AccountError, match=r"the gateway at .* does not serve logins"):
             other.log_in()
 
 

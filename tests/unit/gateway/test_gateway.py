@@ -66,7 +66,7 @@ PAIRS = {"gpu": (GPU, NPU), "npu": (NPU, GPU)}
 
 @pytest.fixture(scope="module")
 def files() -> Iterator[dict[str, Files]]:
-    with issue_certificates(GPU, NPU, OTHER, "npu/7", "gpu/operator-0") as network:
+    with issue_certificates(GPU, NPU, OTHER, "npu/7", "gpu/operator-0", "tpu/gateway") as network:
         yield network
 
 
@@ -284,6 +284,7 @@ class TestRefusals:
             ("npu/gateway", GPU, NPU, "expected gpu/0"),
             ("gpu/operator-0", "gpu/operator-0", NPU, "is not allowed to call: relay"),
             (NPU, "npu/gateway", "gpu/gateway", "expected npu/gateway"),
+            ("tpu/gateway", "tpu/gateway", "gpu/gateway", "this gateway has no route to cluster 'tpu'"),
         ],
     )
     def test_stream_is_refused_by_identity_and_policy(

@@ -24,10 +24,10 @@ def make_settings(own: int = 0, others: int = 0) -> GatewaySettings:
 
 def test_concurrent_streams_are_limited_until_one_ends() -> None:
     found = Quota("npu/gateway", 1)
-    lanes = [Lane() for _ in range(found.most)]
+    lanes = [Lane() for _ in range(found.max_streams)]
     for lane in lanes:
         found.take(lane, 0)
-    with pytest.raises(TransportError, match=f"has {found.most} streams here"):
+    with pytest.raises(TransportError, match=f"has {found.max_streams} streams here"):
         found.take(Lane(), 0)
     lanes[0].end("over")
     found.take(Lane(), 0)

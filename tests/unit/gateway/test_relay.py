@@ -434,10 +434,10 @@ def test_unjoined_half_is_not_read() -> None:
 def test_half_that_waits_for_its_partner_is_not_silent() -> None:
     harness = PairHarness()
     near, _ = harness.add_half(NEAR)
-    assert near.count_silent_seconds(float("inf")) == float("inf")
+    assert near.measure_silence(float("inf")) == float("inf")
     reader = threading.Thread(target=near.receive, args=(make_heartbeat(),), daemon=True)
     reader.start()
-    wait_until(lambda: near.count_silent_seconds(float("inf")) == 0.0)
+    wait_until(lambda: near.measure_silence(float("inf")) == 0.0)
     near.connection.end("a test")
     reader.join(10.0)
 

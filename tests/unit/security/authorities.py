@@ -45,7 +45,7 @@ class Home:
         moment = at or files.now()
         public = authority.make_key().public_key()
         signer = self.authority
-        return authority.process_certificate(
+        return authority.make_process_certificate(
             identity, public, signer.certificate, signer.key, moment + timedelta(days=days), moment
         )
 
@@ -53,10 +53,10 @@ class Home:
         """Files with a certificate that is valid for one day."""
         paths = Files.in_folder(self.folder / "odd", identity)
         signer, key = self.authority, authority.make_key()
-        certificate = authority.process_certificate(
+        certificate = authority.make_process_certificate(
             identity, key.public_key(), signer.certificate, signer.key, begin + DAY, begin
         )
-        return write_credentials(paths, certificate, authority.key_bytes(key), self.folder)
+        return write_credentials(paths, certificate, authority.encode_key(key), self.folder)
 
 
 def write_self_signed(folder: Path, identity: Identity) -> Files:
@@ -75,11 +75,11 @@ def write_self_signed(folder: Path, identity: Identity) -> Files:
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .sign(key, hashes.SHA256())
     )
-    return write_credentials(Files.in_folder(folder, identity), certificate, authority.key_bytes(key), folder)
+    return write_credentials(Files.in_folder(folder, identity), certificate, authority.encode_key(key), folder)
 
 
 def write_credentials(paths: Files, certificate: x509.Certificate, key_pem: bytes, ca_folder: Path) -> Files:
     paths.cert.parent.mkdir(parents=True, exist_ok=True)
-    files.write(paths.cert, authority.certificate_bytes(certificate), files.PUBLIC)
+    files.write(paths.cert, authority.encode_certificate(certificate), files.PUBLIC)
     files.write(paths.key, key_pem, files.SECRET)
     return paths._replace(ca=ca_folder / "ca.pem", revoked=None)

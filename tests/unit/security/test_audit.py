@@ -288,7 +288,7 @@ class TestDiskFailure:
         log = AuditLog(tmp_path / "audit.jsonl", GATE, gate, on_head=heads.append, head_every=3)
         error = self.fail_during(monkeypatch, "fsync", lambda: [log.record("x", decision="allow") for _ in range(3)])
         assert "cannot sync" in error.what and "restart this process" in error.mend
-        for act in (lambda: log.record("y", decision="allow"), lambda: log.record("y", durable=False), log.head):
+        for act in (lambda: log.record("y", decision="allow"), lambda: log.record("y", durable=False), log.sign_head):
             with pytest.raises(AuditError, match="the audit log is closed") as caught:
                 act()
             assert "Input/output error" in caught.value.why
@@ -302,7 +302,7 @@ class TestDiskFailure:
     ) -> None:
         heads: list[Head] = []
         log = AuditLog(tmp_path / "audit.jsonl", GATE, gate, on_head=heads.append)
-        self.fail_during(monkeypatch, "write", log.head)
+        self.fail_during(monkeypatch, "write", log.sign_head)
         log.record("x", durable=False)
         assert heads == []
         log.close()

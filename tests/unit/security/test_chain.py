@@ -12,7 +12,7 @@ from whale_nebula.security.chain import (
     Link,
     encode_canonical,
     make_line,
-    parse,
+    parse_line,
     verify_line,
     verify_lines,
 )
@@ -88,7 +88,7 @@ def test_moved_missing_or_duplicated_line_is_detected(records: list[dict], data:
     ],
 )
 def test_noncanonical_record_is_not_parsed(line: bytes) -> None:
-    assert parse(line) is None
+    assert parse_line(line) is None
 
 
 def test_error_states_why_a_line_does_not_continue_the_chain() -> None:

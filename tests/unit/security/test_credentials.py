@@ -176,7 +176,7 @@ class TestExpiryWarnings:
         monkeypatch.undo()
         renewed = issue.renew_authority(home.folder)
         with open(home.folder / "ca.pem", "ab") as file:  # both are trusted: the later one counts
-            file.write(authority.certificate_bytes(home.authority.certificate))
+            file.write(authority.encode_certificate(home.authority.certificate))
         assert current().trust.authorities[0] == renewed.certificate
         assert all("authority" not in each for each in self.warnings_on(25, current, monkeypatch, caplog))
 
@@ -207,7 +207,7 @@ class TestProof:
     def test_malformed_certificate_is_refused(self, provers: tuple[Prover, Prover], odd: str) -> None:
         """Any exception of the parser becomes an `IdentityError`."""
         pem = provers[1].certificate
-        der = files.certificate(pem, "").public_bytes(serialization.Encoding.DER)
+        der = files.parse_certificate(pem, "").public_bytes(serialization.Encoding.DER)
         changed = {
             "version": der.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x3c"),
             "key": der.replace(b"\x03\x42\x00\x04", b"\x03\x42\x00\x07"),  # not a point of the curve

@@ -54,7 +54,7 @@ def exchange_trust(one: Owner, other: Owner) -> None:
 
 
 def load_trust(folder: Path) -> Trust:
-    known = authority.authorities(folder)
+    known = authority.load_certificates(folder)
     return Trust(known, DenyList(folder / files.REVOKED, known))
 
 
@@ -62,7 +62,7 @@ def sign_certificate(owner: Owner, identity: Identity) -> x509.Certificate:
     """Sign a certificate without the checks of the command."""
     at, key = files.now(), authority.make_key().public_key()
     own = owner.authority
-    return authority.process_certificate(identity, key, own.certificate, own.key, at + DAY, at)
+    return authority.make_process_certificate(identity, key, own.certificate, own.key, at + DAY, at)
 
 
 def test_key_stays_on_the_host_that_requests_a_certificate(gpu: Owner, npu: Owner, tmp_path: Path) -> None:
@@ -130,8 +130,8 @@ def test_deny_lists_of_owners_are_independent(gpu: Owner, npu: Owner, caplog: py
 def test_renewed_authority_keeps_other_authorities(gpu: Owner, npu: Owner) -> None:
     exchange_trust(gpu, npu)
     issue.renew_authority(gpu.folder)
-    known = authority.authorities(gpu.folder)
-    assert [files.authority_clusters(each) for each in known] == [("gpu",), ("npu",)]
+    known = authority.load_certificates(gpu.folder)
+    assert [files.list_authority_clusters(each) for each in known] == [("gpu",), ("npu",)]
     assert authority.load(gpu.folder).bound == ("gpu",)
 
 

@@ -97,7 +97,9 @@ def test_account_name_in_certificate_cannot_be_a_path(tmp_path: Path) -> None:
 
     def certify(account: str) -> files.Peer:
         signer, until = home.authority, now + timedelta(days=1)
-        return files.peer(authority.process_certificate(GPU, key, signer.certificate, signer.key, until, now, account))
+        return files.read_peer(
+            authority.make_process_certificate(GPU, key, signer.certificate, signer.key, until, now, account)
+        )
 
     found = Tenant.from_certificate(certify("ana"))
     assert found is not None and (found.account, found.cluster, len(found.authority)) == ("ana", "gpu", 40)
@@ -111,11 +113,13 @@ def log_in(home: Home, account: str, certs: Path, days: float = 1.0) -> Tenant:
     """Write a certificate of an account to a folder."""
     key, now = authority.make_key(), files.now() - timedelta(days=2)
     signer, until = home.authority, now + timedelta(days=2 + days)
-    made = authority.process_certificate(GPU, key.public_key(), signer.certificate, signer.key, until, now, account)
-    write_credentials(Files.in_folder(certs, GPU), made, authority.key_bytes(key), home.folder)
+    made = authority.make_process_certificate(
+        GPU, key.public_key(), signer.certificate, signer.key, until, now, account
+    )
+    write_credentials(Files.in_folder(certs, GPU), made, authority.encode_key(key), home.folder)
     for each in ("ca.pem", "revoked.json"):
         shutil.copy(home.folder / each, certs)
-    found = Tenant.from_certificate(files.peer(made))
+    found = Tenant.from_certificate(files.read_peer(made))
     assert found is not None
     return found
 

@@ -33,23 +33,23 @@ def sign_certificate(
     home: Authority = AUTHORITY, identity: Identity = GPU, days: float = 7, begin=None
 ) -> x509.Certificate:
     at = begin or files.now()
-    return authority.process_certificate(
+    return authority.make_process_certificate(
         identity, authority.make_key().public_key(), home.certificate, home.key, at + days * DAY, at
     )
 
 
 def test_valid_certificate_gives_its_identity() -> None:
     shown = sign_certificate()
-    for form in (shown, authority.certificate_bytes(shown), authority.certificate_bytes(shown).decode()):
+    for form in (shown, authority.encode_certificate(shown), authority.encode_certificate(shown).decode()):
         assert TRUST.check(form, GPU).identity == GPU
     found = TRUST.check(shown)
-    assert (found.serial, found.not_after) == (files.serial(shown), shown.not_valid_after_utc)
+    assert (found.serial, found.not_after) == (files.format_serial(shown), shown.not_valid_after_utc)
 
 
 def test_certificate_has_expected_names_uses_and_dates() -> None:
     shown = sign_certificate()
-    assert files.alternative_names(shown) == ["nebula://mt/gpu/worker/0"]
-    assert files.alternative_names(shown, x509.DNSName) == [GPU.dns]
+    assert files.list_alternative_names(shown) == ["nebula://mt/gpu/worker/0"]
+    assert files.list_alternative_names(shown, x509.DNSName) == [GPU.dns]
     uses = shown.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert set(uses) == {ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH}
     assert shown.public_key().curve.name == "secp256r1"
@@ -161,7 +161,7 @@ def test_two_authorities_can_be_trusted() -> None:
 
 def test_renewed_authority_is_valid_in_any_order() -> None:
     at = files.now()
-    old = authority.authority_certificate(AUTHORITY.run, AUTHORITY.key, at - DAY, at - 9 * DAY)
+    old = authority.make_authority_certificate(AUTHORITY.run, AUTHORITY.key, at - DAY, at - 9 * DAY)
     for both in ([old, AUTHORITY.certificate], [AUTHORITY.certificate, old]):
         assert Trust(both).check(sign_certificate()).identity == GPU
 
@@ -174,14 +174,14 @@ class TestDenyList:
         return tmp_path / "revoked.json"
 
     def write_list(self, path: Path, number: int, *shown: x509.Certificate, by: Authority = AUTHORITY) -> None:
-        entries = [Revocation(files.serial(each), GPU.uri, "2026-11-21T22:00:00Z", "stolen") for each in shown]
+        entries = [Revocation(files.format_serial(each), GPU.uri, "2026-11-21T22:00:00Z", "stolen") for each in shown]
         denied.save(path, by.run, by.key, number, {each.serial: each for each in entries})
 
     def open_list(self, path: Path) -> DenyList:
         return DenyList(path, TRUST.authorities)
 
     def denies(self, found: DenyList, shown: x509.Certificate) -> bool:
-        return found.find(files.serial(shown), TRUST.authorities) is not None
+        return found.find(files.format_serial(shown), TRUST.authorities) is not None
 
     def test_changed_list_is_read_for_a_live_peer(self, path: Path) -> None:
         shown = sign_certificate()
@@ -303,21 +303,23 @@ class TestDenyList:
 
     def test_list_stays_valid_after_authority_renewal(self, path: Path) -> None:
         moment = files.now()
-        renewed = authority.authority_certificate(RUN, AUTHORITY.key, moment + 90 * DAY, moment)
+        renewed = authority.make_authority_certificate(RUN, AUTHORITY.key, moment + 90 * DAY, moment)
         self.write_list(path, 1, shown := sign_certificate())
-        assert DenyList(path, [renewed]).find(files.serial(shown), [renewed]) is not None
+        assert DenyList(path, [renewed]).find(files.format_serial(shown), [renewed]) is not None
 
     def test_list_of_new_authority_is_used_once_trusted(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         said: list[object] = []
         monkeypatch.setattr(denied._LOG, "warning", lambda *about: said.append(about))
         new, shown, serial = Authority.create(RUN, {}), sign_certificate(), ""
         self.write_list(path, 5, shown)
-        found, serial = self.open_list(path), files.serial(theirs := sign_certificate(new))
+        found, serial = self.open_list(path), files.format_serial(theirs := sign_certificate(new))
         self.write_list(path, 1, theirs, by=new)
         assert found.find(serial, TRUST.authorities) is None
         both = [AUTHORITY.certificate, new.certificate]
         assert found.find(serial, both) is not None
-        assert found.find(files.serial(shown), both) is not None  # that list is still the newest of its authority
+        assert (
+            found.find(files.format_serial(shown), both) is not None
+        )  # that list is still the newest of its authority
         assert len(said) == 1, said
 
     def test_unchanged_list_is_not_read_again(self, path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -20,7 +20,7 @@ from tests.unit.transport.link_pairs import (  # the later name dials
 from whale_nebula.launch.placement import free_port
 from whale_nebula.security import Credentials, Files, Identity, files
 from whale_nebula.security.allowance import Allowance
-from whale_nebula.security.authority import Authority, certificate_bytes, create, process_certificate
+from whale_nebula.security.authority import Authority, create, encode_certificate, make_process_certificate
 from whale_nebula.security.issue import issue
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
@@ -49,12 +49,12 @@ class Certificates:
     def issue_to_account(self, worker: str, account: str, allowance: Allowance) -> None:
         """Issue a certificate of an account for a worker's key."""
         paths, now, signs = Files.in_folder(self.folder, self.identity(worker)), files.now(), self.authority
-        key = files.private_key(paths.key.read_bytes(), "").public_key()
+        key = files.parse_private_key(paths.key.read_bytes(), "").public_key()
         until = now + timedelta(days=1)
-        certificate = process_certificate(
+        certificate = make_process_certificate(
             self.identity(worker), key, signs.certificate, signs.key, until, now, account, allowance
         )
-        files.write(paths.cert, certificate_bytes(certificate), files.PUBLIC)
+        files.write(paths.cert, encode_certificate(certificate), files.PUBLIC)
 
     def of(self, worker: str) -> Credentials:
         return Credentials.load(Files.in_folder(self.folder, self.identity(worker)))

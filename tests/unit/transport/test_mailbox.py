@@ -297,7 +297,7 @@ class TestWindow:
         bounded_mailbox.put_message({"kind": "SESSION"}, size=100)
         bounded_mailbox.put_message({"kind": "SESSION"}, size=4 << 20)
         with pytest.raises(
-            RemoteProtocolError, match=r"4\d{6} bytes of unread messages, and 100 more bytes were received"
+            RemoteProtocolError, match=r"received a message of 100 bytes while 4\d{6} bytes of messages are unread"
         ):
             bounded_mailbox.put_message({"kind": "LEAVING"}, size=100)
         bounded_mailbox.take_message("SESSION", 0.0)

@@ -41,7 +41,7 @@ ILLEGAL_FRAMES = {
     "a tensor before a step": (False, frame_tensor(0, SMALL), "TENSOR in state OPEN"),
     "a tensor of another step": (True, frame_tensor(0, SMALL, step=1), "a tensor of step 1 of program 7, but step 0"),
     "a tensor of another program": (True, frame_tensor(0, SMALL, program=8), "of program 8"),
-    "a shard": (True, frame_tensor(0, SMALL, shard=1), "shard 1, but plans have no shards"),
+    "a shard": (True, frame_tensor(0, SMALL, shard=1), "shard 1, but no tensor has one"),
     "a value in a step": (True, frame_tensor(0, SMALL, kind=Kind.VALUE), "VALUE in state STEPPING"),
     "a second init": (True, frame_message(0, {"kind": "SESSION", "about": "HELLO"}), "INIT in state STEPPING"),
     "lines without an agreement": (
@@ -422,7 +422,7 @@ class TestAcknowledgements:
     @pytest.mark.parametrize("fields", [{"sequence": 1}, {"step": 1}, {"dims": (1,)}, {"flags": 0}], ids=str)
     def test_heartbeat_with_other_fields_is_refused(self, fields: dict[str, Any]) -> None:
         a, b = open_pair()
-        with pytest.raises(RemoteProtocolError, match="fields other than an acknowledgement"):
+        with pytest.raises(RemoteProtocolError, match="fields that an acknowledgement cannot have"):
             a.receive(replace_fields(join_packet(b.build_heartbeat()), **fields))
 
 

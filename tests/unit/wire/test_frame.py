@@ -144,9 +144,9 @@ INVALID_HEADERS = {
     ),
     "acknowledgement with a number": (
         Header(Kind.ACK, flags=Flag.LAST, sequence=1),
-        "fields other than an acknowledgement",
+        "fields that an acknowledgement cannot have",
     ),
-    "beat with a payload": (MESSAGE._replace(kind=Kind.BEAT), "fields other than an acknowledgement"),
+    "beat with a payload": (MESSAGE._replace(kind=Kind.BEAT), "fields that an acknowledgement cannot have"),
     "message of floats": (VALID_HEADER._replace(kind=Kind.CONTROL, direction=Direction.NONE), "must be a row of bytes"),
     "first chunk is marked as the last": (
         VALID_HEADER._replace(whole=2 * CHUNK_BYTES, length=CHUNK_BYTES),

@@ -51,7 +51,7 @@ def open_session(attachment: Attachment, config: Config) -> Session:
         launched=attachment.launched,
         anchor=attachment.anchor,
         joining=joining,
-        most={name: limits.most for name, limits in config.elastic.items()},
+        max_workers={name: limits.most for name, limits in config.elastic.items()},
     )
     joined = GrpcLinks(
         place,

@@ -49,8 +49,8 @@ class Target(NamedTuple):
 
     def diagnose(self) -> NebulaError | None:
         """The reason why no stream can be opened to the address; None if a retry may succeed."""
-        found = diagnose.probe(self.address, self.credentials() if self.credentials else None, self.identity)
-        return None if found is None or found.kind == "unreachable" else found.error
+        diagnosis = diagnose.probe(self.address, self.credentials() if self.credentials else None, self.identity)
+        return None if diagnosis is None or diagnosis.kind == "unreachable" else diagnosis.error
 
     def check_answer(self, request: StreamRequest, answer: Mapping[str, Any]) -> Peer | None:
         """The certificate of a gateway, authenticated by its answer; raises an `IdentityError` if it is not."""
@@ -95,13 +95,13 @@ def dial(
             if LANES in answer:
                 lane.certified_peer = target.check_answer(request, answer)
         except Exception as error:  # of any kind: the peer is not authenticated
-            wrong = (
+            proof_error = (
                 error
                 if isinstance(error, NebulaError)
                 else TransportError("cannot verify the peer", why=describe_error(error))
             )
-            proof_errors.append(wrong)
-            lane.end(wrong.what)
+            proof_errors.append(proof_error)
+            lane.end(proof_error.what)
         finally:
             answered.set()
         if LANES in answer:

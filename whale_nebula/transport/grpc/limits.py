@@ -31,7 +31,7 @@ _QUIET_SECONDS, _BUSY_SECONDS = 0.2, 0.05  # between two scans
 
 
 class Limits(NamedTuple):
-    """Limits of connections without a stream: their number, in total and by address, and their age."""
+    """Limits of connections without a stream: their number, in total and of one address, and their age in seconds."""
 
     total: int = 192
     address: int = 96
@@ -65,7 +65,7 @@ class TokenBucket:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is full, so that it need not be kept."""
+        """Whether it is full, as a new one would be."""
         with self._lock:
             return self._tokens + (self._now() - self._updated_at) * self._rate >= self._burst
 
@@ -100,14 +100,14 @@ class Buckets:
 
 
 class Endpoint(NamedTuple):
-    """The other end of a connection."""
+    """The address of the other end of a connection."""
 
     host: str
     port: int
 
 
 def parse_endpoint(peer: str) -> Endpoint | None:
-    """The other end of a call, from gRPC's text for it.
+    """The address of the other end of a call, from gRPC's text for it; None if it is not an IP address.
 
     >>> parse_endpoint("ipv4:10.77.0.2:51022"), parse_endpoint("ipv6:%5B::1%5D:7101"), parse_endpoint("unix:/run/x")
     (Endpoint(host='10.77.0.2', port=51022), Endpoint(host='::1', port=7101), None)
@@ -200,9 +200,8 @@ class ConnectionGuard:
         self._streams: Counter[Endpoint] = Counter()
         self._idle_since: dict[Endpoint, float] = {}  # when each without a stream was first seen
         self._sources = KnownSources()
-        self._endpoint_by_file: dict[
-            tuple[int, int], Endpoint | None
-        ] = {}  # by file and inode: the remote end, if of our port
+        # the remote end by file and inode; None for a socket that is not an accepted connection of this port
+        self._endpoint_by_file: dict[tuple[int, int], Endpoint | None] = {}
         self._has_failed = False
         self._stop_event = threading.Event()
         self._thread = threading.Thread(target=self._watch_connections, name="nebula-guard", daemon=True)
@@ -264,33 +263,32 @@ class ConnectionGuard:
         for name in os.listdir(_FILES):
             with contextlib.suppress(OSError):
                 file = int(name)
-                found = os.fstat(file)
-                if stat.S_ISSOCK(found.st_mode):
-                    each = file, found.st_ino
-                    known[each] = (
-                        self._endpoint_by_file[each]
-                        if each in self._endpoint_by_file
-                        else _find_other_end(file, self._port)
-                    )
+                status = os.fstat(file)
+                if stat.S_ISSOCK(status.st_mode):
+                    socket_id = file, status.st_ino
+                    if socket_id in self._endpoint_by_file:
+                        known[socket_id] = self._endpoint_by_file[socket_id]
+                    else:
+                        known[socket_id] = _find_other_end(file, self._port)
         self._endpoint_by_file = known
         return [(file, end) for (file, _), end in known.items() if end is not None]
 
 
 def _find_other_end(file: int, port: int) -> Endpoint | None:
     """The remote address of an accepted connection of a port; None for any other socket."""
-    with _copy_socket(file) as one:
-        if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockname()[1] == port:
-            host, number, *_ = one.getpeername()
+    with _copy_socket(file) as accepted:
+        if accepted.family in (socket.AF_INET, socket.AF_INET6) and accepted.getsockname()[1] == port:
+            host, number, *_ = accepted.getpeername()
             return Endpoint(normalize_address(host), number)
     return None
 
 
 def _shut_connection(file: int, port: int, end: Endpoint) -> None:
     """Shut down a connection, if the file descriptor was not reused for another one."""
-    with contextlib.suppress(OSError), _copy_socket(file) as one:
-        host, number, *_ = one.getpeername()
-        if one.getsockname()[1] == port and Endpoint(normalize_address(host), number) == end:
-            one.shutdown(socket.SHUT_RDWR)
+    with contextlib.suppress(OSError), _copy_socket(file) as accepted:
+        host, number, *_ = accepted.getpeername()
+        if accepted.getsockname()[1] == port and Endpoint(normalize_address(host), number) == end:
+            accepted.shutdown(socket.SHUT_RDWR)
 
 
 def _copy_socket(file: int) -> socket.socket:

@@ -39,8 +39,8 @@ class Place:
     authenticated. `all_workers` are all workers of the run, as frames and gateways number them, if there are more than
     `peers` and `here`. `epoch` is the number of restarts of the run, as known to this worker. In elastic runs, `absent`
     are the workers without which the run continues, `launched` those that this worker's launcher may start, `joining`
-    the addresses of the absent ones of other launchers, and the `anchor` decides on these; `most` are the numbers of
-    workers that clusters may have.
+    the addresses of the absent ones of other launchers, and the `anchor` decides on these; `max_workers`
+    are the numbers of workers that clusters may have, where they are limited.
 
     >>> place = Place("mt", "npu/0", {"gpu/0": "10.77.0.1:7101"}, listen="10.77.0.2:7101")
     >>> place.dials("gpu/0"), Place("mt", "gpu/0", {"npu/0": None}, listen="10.77.0.1:7101").dials("npu/0")
@@ -59,13 +59,13 @@ class Place:
     launched: tuple[str, ...] = ()
     anchor: str | None = None
     joining: Mapping[str, str | None] = field(default_factory=dict)
-    most: Mapping[str, int] = field(default_factory=dict)
+    max_workers: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def free_places(self) -> dict[str, int]:
-        """The numbers of workers that may come, by cluster."""
+        """The numbers of workers that may come, by cluster, where there are limits."""
         present = Counter(map(cluster_of, (self.here, *self.peers)))
-        return {cluster: most - present[cluster] for cluster, most in self.most.items()}
+        return {cluster: limit - present[cluster] for cluster, limit in self.max_workers.items()}
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -207,8 +207,8 @@ class GrpcLinks:
             make_server_credentials(self._current) if self._current else None,
             self._accept,
             deadlines=self._deadlines,
-            connections=count_lanes()
-            * len(self._awaiting_carriers),  # no more than needed by the peers: strangers would use the rest
+            # no more than the peers need, as strangers would use the rest
+            connections=count_lanes() * len(self._awaiting_carriers),
         )
         listener.start()
         return listener

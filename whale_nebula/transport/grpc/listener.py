@@ -33,7 +33,7 @@ from whale_nebula.transport.grpc.limits import LIMITS, ConnectionGuard, Limits, 
 METHOD = "/nebula.Wire/Talk"
 VERSION = 1
 LANES = "nebula-lanes"
-TROUBLE = "nebula-trouble"  # in the answer to a knock, if known: why workers beyond are unreachable at present
+TROUBLE = "nebula-trouble"  # in the answer to a request, if known: why workers beyond are unreachable at present
 _PREFIX = "nebula-"
 _MAX_NAME_LENGTH = 200
 _CONNECTION = re.compile(r"[0-9a-f]{16}")
@@ -76,7 +76,7 @@ class StreamRequest(NamedTuple):
 
 
 CERTIFICATE, SIGNATURE = "nebula-certificate-bin", "nebula-signature-bin"
-"""The metadata of the answer to a knock; keys that end in "-bin" hold bytes."""
+"""The metadata of the answer to a request; keys that end in "-bin" hold bytes."""
 Metadata = tuple[tuple[str, bytes], ...]
 _LABEL = b"whale_nebula stream 1\0"
 
@@ -98,7 +98,7 @@ def check_proof(prover: Prover, request: StreamRequest, answer: Mapping[str, Any
         )
     text = certificate.decode("ascii", "replace")
     prover.verify(text, signature, _transcript(request, there), there.worker)
-    return files.peer(files.certificate(certificate, f"what {there.worker} sent"))
+    return files.read_peer(files.parse_certificate(certificate, f"what {there.worker} sent"))
 
 
 def _transcript(request: StreamRequest, signer: Identity) -> bytes:
@@ -114,7 +114,9 @@ T = TypeVar("T")
 
 
 class Dialler(NamedTuple):
-    """The authenticated dialler: the names in its certificate, and the certificate (PEM); empty without TLS."""
+    """The other end of a call: the names in its certificate and the certificate (PEM), which are empty without TLS, and
+    its address as gRPC writes it.
+    """
 
     names: tuple[str, ...] = ()
     certificate: bytes = b""
@@ -127,8 +129,8 @@ class Dialler(NamedTuple):
 
 
 FrameHandler: TypeAlias = Callable[[bytes], None]
-Accept: TypeAlias = Callable[[StreamRequest, Dialler, Lane], Callable[[bytes], None]]
-"""Accepts a stream or raises the reason of its refusal. Returns the receiver of its frames, called in a thread of that
+Accept: TypeAlias = Callable[[StreamRequest, Dialler, Lane], FrameHandler]
+"""Accepts a stream or raises the reason of its refusal. Returns the handler of its frames, called in a thread of that
 stream.
 """
 
@@ -136,8 +138,8 @@ stream.
 class Front(Protocol):
     """Listener at the public port in place of gRPC, which forwards gRPC's connections to it."""
 
-    def open(self, most: int) -> tuple[str, int]:
-        """Bind the port; returns the address for gRPC, and the port. The number of open connections is limited."""
+    def open(self, max_connections: int) -> tuple[str, int]:
+        """Bind the port; returns the address for gRPC, and the port. At most `max_connections` are open at a time."""
 
     def start(self) -> None:
         """Accept connections from now on."""
@@ -235,10 +237,10 @@ class Listener:
         """Refuse a port that is in use, the most frequent error, before gRPC writes its own line to standard error."""
         try:
             address = split_address(self._requested_address)
-            found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            with socket.socket(*found[0][:2]) as probe_socket:
+            addresses = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            with socket.socket(*addresses[0][:2]) as probe_socket:
                 probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe_socket.bind(found[0][4])
+                probe_socket.bind(addresses[0][4])
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise self._port_error(error.strerror or "another process uses the port") from None
@@ -322,17 +324,15 @@ def _refusal(error: NebulaError) -> Any:
 class _StreamHandler(grpc.GenericRpcHandler):
     """Generic gRPC handler of one method with raw bytes as messages."""
 
-    def __init__(self, talk: Callable[..., Iterator[bytes]]) -> None:
-        self._method = grpc.stream_stream_rpc_method_handler(talk)
+    def __init__(self, serve: Callable[..., Iterator[bytes]]) -> None:
+        self._method = grpc.stream_stream_rpc_method_handler(serve)
 
     def service(self, handler_call_details: Any) -> Any:
         return self._method if handler_call_details.method == METHOD else None
 
 
 class _ThreadPerStream(futures.Executor):
-    """Executor with one thread for each stream, as streams are long-lived. Python does not wait for
-    them at its exit.
-    """
+    """Executor with a thread for each stream, as streams are long-lived. Python does not wait for them at its exit."""
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> futures.Future[T]:
         future: futures.Future[T] = futures.Future()

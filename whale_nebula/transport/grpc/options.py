@@ -63,12 +63,15 @@ def make_server_options(deadlines: Deadlines, connections: int) -> Options:
     ]
 
 
-def find_max_connections(connections: int, each: int = 1) -> int:
-    """The limit of connections at a port that is to serve `connections`, where each needs `each` open files."""
+def find_max_connections(connections: int, files_each: int = 1) -> int:
+    """The limit of connections at a port that is to serve `connections` authenticated ones, where each needs
+    `files_each` open files.
+    """
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    endless = files == resource.RLIM_INFINITY
-    wanted = connections + (HANDSHAKES if endless else min(HANDSHAKES, files // 2))
-    return wanted if endless else min(wanted, max(files - _OTHER_FILES, files // 2) // each)
+    if files == resource.RLIM_INFINITY:
+        return connections + HANDSHAKES
+    possible = max(files - _OTHER_FILES, files // 2) // files_each
+    return min(connections + min(HANDSHAKES, files // 2), possible)
 
 
 def count_lanes(control: str | None = None) -> int:
@@ -114,11 +117,11 @@ def make_server_credentials(current: CurrentCredentials) -> Any:
 
     def fetch() -> Any:
         nonlocal used
-        found = current()
-        if found is used:
+        current_credentials = current()
+        if current_credentials is used:
             return None
-        used = found
-        return _make_configuration(found)
+        used = current_credentials
+        return _make_configuration(current_credentials)
 
     return grpc.dynamic_ssl_server_credentials(_make_configuration(used), fetch, require_client_authentication=True)
 
