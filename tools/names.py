@@ -29,7 +29,7 @@ NO_VERB = re.compile(
     r"what|when|where|who|whole|why|with|without)(?!\w*_error)(_|$)"
 )
 RULES = "whale_nebula/passes/rules/"
-PUBLIC = {"gathered", "here", "resumed", "what_if"}  # names of the public interface
+PUBLIC = {"gathered", "here", "resumed"}  # names of the public interface
 EVENTS = {"broken", "carried", "connected", "disconnected", "ended", "entered", "gone", "lost", "opened", "refused"}
 TESTS = PACKAGE.parent / "tests"
 NO_SUBJECT = re.compile(

@@ -241,7 +241,7 @@ def predict_parts(decision: Any) -> dict[str, float]:
     for part, name in zip(chosen.parts, stage_names(problem, chosen.parts), strict=True):
         turns = chosen.shape.micro_batches / part.replicas
         forward, backward = costs.part_seconds(part)
-        later = costs.part_later(part) if chosen.schedule == "zero-bubble" else 0.0
+        later = costs.part_deferred_seconds(part) if chosen.schedule == "zero-bubble" else 0.0
         seconds = {"forward": turns * forward, "backward": turns * (backward - later), "weights": turns * later}
         found |= {f"{name} {what}": each for what, each in seconds.items() if each}
         found[f"{name} handling"] = turns * sum(costs.part_handling(part))

@@ -1,1 +1,1 @@
-"""Checkpoints on disk: their folder and their manifest. Loads no TensorFlow."""
+"""Checkpoints on disk: their folder and their manifest. Loads TensorFlow only for remote file systems."""

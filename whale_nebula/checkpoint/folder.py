@@ -58,7 +58,7 @@ class FoundCheckpoint:
         return replace(self, problems=(*self.problems, *problems))
 
     def check(self, *, digests: bool = True) -> tuple[str, ...]:
-        """The faults of the files: their sizes, and with `digests` their content; empty if there are none."""
+        """The faults of the manifests and files: of their sizes, and with `digests` of their content; empty if none."""
         found = list(self.problems)
         for manifest in self.manifests.values():
             found += _check_files(self.path, manifest, digests)
@@ -268,21 +268,21 @@ def _share_lock(descriptor: int, run: bytes) -> None:
     raise BlockingIOError
 
 
-def _remove_unlisted_files(found: FoundCheckpoint, start: str = "") -> None:
+def _remove_unlisted_files(checkpoint: FoundCheckpoint, start: str = "") -> None:
     """Remove files of a checkpoint's folder that have this prefix and are in none of its manifests."""
-    known = {file.name for manifest in found.manifests.values() for file in manifest.files}
+    known = {file.name for manifest in checkpoint.manifests.values() for file in manifest.files}
     own = re.compile(rf"{re.escape(start)}(-\d+)?\." if start else "")
-    for name in files.list_names(found.path):
+    for name in files.list_names(checkpoint.path):
         if own.match(name) and name not in known and not _MANIFEST.fullmatch(name):
-            files.remove(files.join(found.path, name))
+            files.remove(files.join(checkpoint.path, name))
 
 
-def remove_checkpoint(found: FoundCheckpoint) -> None:
+def remove_checkpoint(checkpoint: FoundCheckpoint) -> None:
     """Remove a checkpoint, complete or not."""
-    for name in files.list_names(found.path):
+    for name in files.list_names(checkpoint.path):
         if _MANIFEST.fullmatch(name):
-            files.remove(files.join(found.path, name))
-    files.remove(found.path)
+            files.remove(files.join(checkpoint.path, name))
+    files.remove(checkpoint.path)
 
 
 Offer = Mapping[str, Any]
@@ -290,14 +290,17 @@ Offer = Mapping[str, Any]
 
 
 def offer_checkpoints(several: Iterable[FoundCheckpoint]) -> list[dict[str, Any]]:
-    """The valid checkpoints of a folder, as offered to other processes."""
-    found = []
-    for each in several:
-        for manifest in each.manifests.values():
-            parts = [part.worker for part in manifest.parts]
-            offer = {"step": each.step, "identity": manifest.identity, "parts": parts}
-            found.append({**offer, "workers": sorted(manifest.workers)})
-    return found
+    """Checkpoints as offered to other processes: an offer for each of their manifests."""
+    return [
+        {
+            "step": each.step,
+            "identity": manifest.identity,
+            "parts": [part.worker for part in manifest.parts],
+            "workers": sorted(manifest.workers),
+        }
+        for each in several
+        for manifest in each.manifests.values()
+    ]
 
 
 def choose_checkpoint(offers: Sequence[Sequence[Offer]]) -> tuple[int, str] | None:
@@ -321,11 +324,11 @@ def choose_checkpoint(offers: Sequence[Sequence[Offer]]) -> tuple[int, str] | No
     return max(whole, default=None)
 
 
-def check_whole(found: FoundCheckpoint, report: Callable[[str], None]) -> bool:
+def check_whole(checkpoint: FoundCheckpoint, report: Callable[[str], None]) -> bool:
     """Whether a checkpoint is complete; each fault is reported."""
-    problems = found.check()
+    problems = checkpoint.check()
     for problem in problems:
-        report(f"the checkpoint {found.path} is skipped: {problem}")
+        report(f"the checkpoint {checkpoint.path} is skipped: {problem}")
     return not problems
 
 
@@ -353,9 +356,9 @@ def write_origin(memory: Folder, origin: Origin) -> None:
 def save_memory_to_disk(
     memory: str, check_room: Callable[[str, int], None] = lambda folder, need: None
 ) -> Iterator[str]:
-    """Save the checkpoints of each folder within `memory` to the disk that are newer than all checkpoints there: the
-    newest may lack the parts of workers that other launchers have started, and that failed before they saved theirs.
-    Yields a line for each. `check_room` raises if that many bytes must not be written to a folder.
+    """Save the checkpoints of each folder within `memory` that are newer than all on the disk to the disk. All are
+    saved, as the newest may lack parts of workers of other launchers, which failed before they saved theirs. Yields a
+    line for each. `check_room` raises if that many bytes must not be written to a folder.
     """
     for name in sorted(files.list_names(memory)):
         path = files.join(memory, name)
@@ -386,11 +389,13 @@ def _list_newer(memory: Folder, disk: Folder) -> list[FoundCheckpoint]:
     return [each for each in newer if not each.check()]
 
 
-def _copy(found: FoundCheckpoint, disk: Folder) -> None:
+def _copy(checkpoint: FoundCheckpoint, disk: Folder) -> None:
     """Copy this group's part of a checkpoint, its manifest last."""
-    manifest = found.manifests[disk.group]
-    path = disk.step_path(found.step)
+    manifest = checkpoint.manifests[disk.group]
+    path = disk.step_path(checkpoint.step)
     files.make_folder(path)
     for file in manifest.files:
-        files.write_blocks(files.join(path, file.name), files.read_blocks(files.join(found.path, file.name), _BLOCK))
+        files.write_blocks(
+            files.join(path, file.name), files.read_blocks(files.join(checkpoint.path, file.name), _BLOCK)
+        )
     disk.commit(manifest)

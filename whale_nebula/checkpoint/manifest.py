@@ -18,8 +18,8 @@ STATES = "memory/"
 
 
 Shapes = tuple[tuple[int | None, ...], ...]
-Chosen = tuple[int | None, str | None, float]
-"""A number of micro-batches, a codec, and the predicted seconds of a step."""
+LengthChoice = tuple[int | None, str | None, float]
+"""What was chosen for a length of a curriculum: micro-batches, a codec, and the predicted seconds of a step."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Manifest:
     aliases: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     forms: Mapping[str, tuple[Shapes, ...]] = field(default_factory=dict)
     intervals: Mapping[str, int] = field(default_factory=dict)
-    by_length: Mapping[str, Mapping[str, Chosen]] = field(default_factory=dict)
+    by_length: Mapping[str, Mapping[str, LengthChoice]] = field(default_factory=dict)
     plans: Mapping[str, ProgramPlan] = field(default_factory=dict)
     run: str = ""
     attempt: int = 0
@@ -155,14 +155,14 @@ def decode_manifest(content: bytes, where: str) -> Manifest:
         document = text.partition("\n")[2].rpartition("\n}")[0]
         outer = json.loads(text)
         if outer["sha256"] != _digest(document) or not text.endswith("\n}\n"):
-            raise _unreadable(where, "its digest does not match its content")
+            raise _unreadable_error(where, "its digest does not match its content")
         if outer["manifest"].get("format") != FORMAT:
-            raise _unreadable(
+            raise _unreadable_error(
                 where, f"it has format {outer['manifest'].get('format')}, but this version reads format {FORMAT}"
             )
         found: Manifest = from_plain(Manifest, outer["manifest"])
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration):
-        raise _unreadable(where, "it is not the manifest of a checkpoint") from None
+        raise _unreadable_error(where, "it is not the manifest of a checkpoint") from None
     return found
 
 
@@ -170,5 +170,5 @@ def _digest(document: str) -> str:
     return hashlib.sha256(document.encode()).hexdigest()
 
 
-def _unreadable(where: str, why: str) -> CheckpointError:
+def _unreadable_error(where: str, why: str) -> CheckpointError:
     return CheckpointError("a checkpoint cannot be read", where=where, why=why)

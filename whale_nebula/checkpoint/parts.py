@@ -148,9 +148,9 @@ def join_parts(descriptions: Mapping[str, Sequence[PartDescription]]) -> list[Jo
     by_step: dict[int, dict[str, _Part]] = {}
     try:
         for holder, rows in sorted(descriptions.items()):
-            for step, worker, moment, digest, exact, shared, those in rows:
+            for step, worker, moment, digest, exact, shared, workers in rows:
                 known = None if shared is None else dict(shared)
-                part = _Part(holder, str(moment), str(digest), exact is True, known, frozenset(map(str, those)))
+                part = _Part(holder, str(moment), str(digest), exact is True, known, frozenset(map(str, workers)))
                 by_step.setdefault(int(step), {}).setdefault(str(worker), part)
     except (TypeError, ValueError):
         raise RemoteProtocolError("another process describes written parts in an unknown format") from None

@@ -24,9 +24,7 @@ from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.tf import tf
 
 _ORTHONORMALIZING_STEPS = 12  # iterations that make axes orthonormal again
-_LEAST_ROWS_PER_COLUMN = (
-    3  # least ratio of rows to columns: below it the axes themselves cost more bytes than they save
-)
+_MAX_COLUMNS_PER_ROW = 3  # with more columns the axes themselves cost more bytes than they save
 
 
 class Held(NamedTuple):
@@ -59,7 +57,7 @@ class Axes(Structure):
     def numbers(self, dims: Dims) -> tuple[Dims, ...] | None:
         """The same sizes; None if there are too few rows."""
         rows, columns = rows_and_columns(dims)
-        return (dims,) if columns > 1 and _LEAST_ROWS_PER_COLUMN * rows >= columns else None
+        return (dims,) if columns > 1 and columns <= _MAX_COLUMNS_PER_ROW * rows else None
 
     def cost(self, m: int, n: int) -> Cost:
         """A product with the axes on each side."""
@@ -67,7 +65,7 @@ class Axes(Structure):
         return Cost(product, product)
 
     def renewal_seconds(self, m: int, n: int) -> float:
-        """Seconds a step of sampling rows, and of renewing the axes at intervals."""
+        """Seconds per step of sampling rows, and of renewing the axes at intervals."""
         made = _ORTHONORMALIZING_STEPS * 2 * n**3 / (FLOPS / 2) + EIGEN_SECONDS * n**3
         return gram_seconds(min(m, SAMPLED_ROWS), n) + made / RENEWAL_STEPS
 
@@ -88,8 +86,8 @@ class Axes(Structure):
         for the first time.
         """
         rows = tf.reshape(x, rows_and_columns(x.shape))
-        looked = compute_row_gram(rows, most=SAMPLED_ROWS if state.found else 0)
-        gram = looked if state.gram is None else low_rank.decay_and_add(state.gram, looked)
+        added = compute_row_gram(rows, most=SAMPLED_ROWS if state.found else 0)
+        gram = added if state.gram is None else low_rank.decay_and_add(state.gram, added)
         found = state.found or bool(gram.numpy().trace() > 0)
         if state.q is not None and found == state.found and step - state.step < RENEWAL_STEPS:
             return state._replace(gram=gram), None

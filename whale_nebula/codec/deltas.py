@@ -107,7 +107,7 @@ class Cache:
             self._unknown_samples = 0
 
     def stamp(self, ids: Ids) -> int:
-        """A checksum of the cache's contents and the next sample ids, by which the other side detects a difference."""
+        """A checksum of all writes so far and of the next sample ids, by which the other side detects a difference."""
         return int(google_crc32c.extend(self.version, np.asarray(ids, np.int64).tobytes()))
 
     def get(self, ids: Ids) -> Rows:
@@ -252,7 +252,7 @@ def explain_full_samples(cache: Cache, dims: Dims, ids: Ids) -> tuple[str, ...]:
 
 
 def encode(codec: Integers, x: Any, ids: Ids, cache: Cache, rows: Mask | None = None) -> tuple[Bytes, Rows]:
-    """Encode a tensor; returns the bytes, and the tensor as the other side decodes it."""
+    """Encode a tensor and update the cache; returns the bytes, and the tensor as the other side decodes it."""
     cache.note_arrival(ids)
     dims = tuple(int(size) for size in x.shape)
     with np.errstate(over="ignore"):
@@ -271,7 +271,7 @@ def encode(codec: Integers, x: Any, ids: Ids, cache: Cache, rows: Mask | None = 
 def decode(
     codec: Codec | None, data: Bytes, dims: Dims, ids: Ids | None, cache: Cache, rows: Mask | None = None
 ) -> Rows:
-    """Decode the tensor, at the receiving side."""
+    """Decode the tensor at the receiving side, and update the cache."""
     if ids is None or not can_cache_differences(codec, dims, ids):
         raise RemoteProtocolError(f"received differences for a tensor {list(dims)} whose samples are not cached")
     marks = -(-dims[0] // 8)

@@ -249,7 +249,7 @@ class _NormalisedRows(NamedTuple):
 
 
 class _Quantisation(NamedTuple):
-    """A quantisation that was tried: step, integers, and their bytes."""
+    """A quantisation that was tried: its step (`distance`), its integers, and their bytes."""
 
     distance: float
     integers: Integers
@@ -364,8 +364,8 @@ def _search_step(
                 break
         else:
             fails = distance
-        step = 8 * (size - room) / max(1, single.size)
-        factor = 2.0 ** float(np.clip(1.2 * step + np.sign(step) / 50, -2, 2))
+        excess_bits = 8 * (size - room) / max(1, single.size)
+        factor = 2.0 ** float(np.clip(1.2 * excess_bits + np.sign(excess_bits) / 50, -2, 2))
         distance = float(np.sqrt(fits.distance * fails)) if fits and fails else max(finest, distance * factor)
     return fits or tried
 

@@ -61,7 +61,7 @@ class Cost(NamedTuple):
 
 
 def gram_seconds(rows: int, n: int) -> float:
-    """Seconds a step to update the running Gram matrix [n, n] with rows."""
+    """Seconds per step to update the running Gram matrix [n, n] with rows."""
     return 2.0 * rows * n * n / FLOPS + _GRAM_PASSES * COPY_SECONDS * n * n
 
 
@@ -305,7 +305,7 @@ class Structure(Codec, ABC):
         return None
 
     def renewal_seconds(self, m: int, n: int) -> float:
-        """Seconds a step in which the sender updates its state."""
+        """Seconds per step in which the sender updates its state."""
         return 0.0
 
     @abstractmethod

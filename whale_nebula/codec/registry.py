@@ -151,14 +151,14 @@ def _make_codec(flag: str, value: Any, kind: Callable[[Any], Codec], usual: floa
         raise OptionError(f"{flag}={value!r}{problem}", why=error.why, mend=f"{flag}={usual}") from None
 
 
-def _choose_single(layer: str, found: dict[str, Codec]) -> Codec | None:
-    if len(found) > 1:
+def _choose_single(layer: str, codecs: dict[str, Codec]) -> Codec | None:
+    if len(codecs) > 1:
         raise OptionError(
-            f"{' and '.join(found)} exclude each other",
+            f"{' and '.join(codecs)} exclude each other",
             why=f"a boundary has at most one {layer}",
-            mend=f"keep one of them: {', or '.join(f'{flag}=...' for flag in found)}",
+            mend=f"keep one of them: {', or '.join(f'{flag}=...' for flag in codecs)}",
         )
-    return next(iter(found.values()), None)
+    return next(iter(codecs.values()), None)
 
 
 def _is_set(codec: Codec, flag: object) -> bool:

@@ -1,8 +1,7 @@
 """Encoded size in bytes of a tensor, from its shape and codec alone; used by plans and links alike.
 
-The encoded bytes follow a header of `PREFIX` bytes: the rung of the ladder, and the optional parts. Savings that depend
-on the values (rows omitted by a mask, integers in as many bits as they need, zstd) are not counted: the size is an
-upper bound.
+The encoded bytes follow a header of `PREFIX` bytes: flags of the optional parts. Savings that depend on the values
+(rows omitted by a mask, integers in as many bits as they need, zstd) are not counted: the size is an upper bound.
 
 For differences (`nb.compress(delta=...)`) it is the size for samples that were sent before, which applies after the
 first epoch. New samples are sent in full, in half precision: in the first epoch a step sends about twice as much with
@@ -167,8 +166,8 @@ def cost(codec: Codec | None, dims: Dims, *, back: bool = False, delta: bool = F
 
 
 def estimate_renewal(codec: Codec | None, dims: Dims) -> float:
-    """Seconds a step in which the sender updates a shared basis: it samples rows of the first micro-batch, and renews
-    the basis at intervals.
+    """Seconds per step in which the sender updates a shared basis or axes: it samples rows of the first micro-batch,
+    and renews them at intervals.
 
     >>> from whale_nebula.codec import parse
     >>> [round(1e3 * estimate_renewal(parse(text), (8192, 768)), 1) for text in ("rank(96) >> int8", "int8")]

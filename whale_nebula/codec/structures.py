@@ -129,10 +129,10 @@ def _mask_bytes(m: int, n: int) -> int:
 
 
 def _index_bytes(m: int, n: int, k: int) -> int:
-    return -(-m * k * _INDEX_BITS // 8) + 2 * m * (_chunks(n) - 1)
+    return -(-m * k * _INDEX_BITS // 8) + 2 * m * (_count_chunks(n) - 1)
 
 
-def _chunks(n: int) -> int:
+def _count_chunks(n: int) -> int:
     return max(1, -(-n // CHUNK))
 
 
@@ -149,7 +149,7 @@ def _from_mask(data: Bytes, m: int, n: int, k: int) -> Positions:
 def _to_indices(positions: npt.NDArray[Any], n: int) -> Bytes:
     m = positions.shape[0]
     chunk = positions // CHUNK
-    counts = [np.count_nonzero(chunk == each, axis=1) for each in range(_chunks(n) - 1)]
+    counts = [np.count_nonzero(chunk == each, axis=1) for each in range(_count_chunks(n) - 1)]
     table = np.array(counts, "<u2").reshape(-1, m).T
     pairs = np.zeros((-(-positions.size // 2), 2), np.uint16)
     pairs.reshape(-1)[: positions.size] = (positions % CHUNK).reshape(-1)
@@ -160,7 +160,7 @@ def _to_indices(positions: npt.NDArray[Any], n: int) -> Bytes:
 
 
 def _from_indices(data: Bytes, m: int, n: int, k: int) -> Positions:
-    head = 2 * m * (_chunks(n) - 1)
+    head = 2 * m * (_count_chunks(n) - 1)
     start = _chunk_starts(data[:head], m, n, k)
     triples = np.zeros((-(-m * k // 2), 3), np.uint16)
     triples.reshape(-1)[: data.size - head] = data[head:]
@@ -289,7 +289,7 @@ class Rank(Structure):
         return Cost(product + COPY_SECONDS * m * self.r, product + COPY_SECONDS * m * n)
 
     def renewal_seconds(self, m: int, n: int) -> float:
-        """Seconds a step of sampling rows, and of renewing the basis every `RENEWAL_STEPS` steps."""
+        """Seconds per step of sampling rows, and of renewing the basis every `RENEWAL_STEPS` steps."""
         made = (
             _ITERATIONS * (2 * n * n * self.r + 6 * n * self.r**2) / (FLOPS / 2)
             + _SVD_FACTOR * EIGEN_SECONDS * self.r**3

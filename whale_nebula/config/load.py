@@ -83,11 +83,11 @@ def _refuse_duplicates(node: yaml.Node | None, file: str) -> None:
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
-            if key.value in seen:
+            name = str(key.value)
+            if name in seen:
                 where, why = f"{file}:{key.start_mark.line + 1}", "YAML would silently drop the first value"
-                mend = "remove one of the two"
-                raise ConfigError(f"duplicate key {key.value!r}", where=where, why=why, mend=mend)
-            seen.add(str(key.value))
+                raise ConfigError(f"duplicate key {name!r}", where=where, why=why, mend="remove one of the two")
+            seen.add(name)
             _refuse_duplicates(value, file)
     elif isinstance(node, yaml.SequenceNode):
         for value in node.value:
@@ -259,9 +259,9 @@ _OUTPUTS = ("metrics", "tensorboard")
 def _read_cluster(name: str, place: Place) -> Cluster:
     if not _NAME.fullmatch(name):
         why = "a name consists of letters, digits and '_', with '.' or '-' between them"
-        suggest_quantity = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "gpu"
+        valid_name = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "gpu"
         raise place.make_error(
-            f"{name!r} is not a valid cluster name", why=why, mend=f"clusters: {{{suggest_quantity}: {{}}}}"
+            f"{name!r} is not a valid cluster name", why=why, mend=f"clusters: {{{valid_name}: {{}}}}"
         )
     table = place.read_table(("workers", "gateway", *_AMOUNTS, "inside"))
     workers = _read_workers(table.get("workers"))

@@ -39,7 +39,7 @@ class Place:
         return f":{self.lines[path]}" if path else ""
 
     def get(self, name: str) -> Place:
-        """The value of a key; None if there is no such key."""
+        """The place of a key in this table; its value is None if there is no such key."""
         path = f"{self.path}.{name}" if self.path else name
         return Place(self.value.get(name), path, self.source, self.lines)
 
@@ -84,7 +84,7 @@ class Place:
             yield Place(each, f"{self.path}[{number}]", self.source, self.lines)
 
     def read_text(self) -> str:
-        """A string of one line."""
+        """A string that is not empty."""
         if not isinstance(self.value, str) or not self.value:
             raise self.make_error(f"{self.value!r} is not a string", mend=f'{self._key}: "..."')
         return self.value
@@ -103,9 +103,9 @@ class Place:
         return str(self.value)
 
     def read_number(self, *, least: float, most: float = math.inf, integer: bool = False) -> Any:
-        """A number within bounds."""
+        """A finite number from `least` to `most`."""
         kinds = int if integer else int | float
-        right = isinstance(self.value, kinds) and not isinstance(self.value, bool)
+        right = isinstance(self.value, kinds) and not isinstance(self.value, bool) and self.value != math.inf
         if not right or not least <= self.value <= most:
             span = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
             usual = f"{self._key}: {1 if least <= 1 <= most else least:g}"

@@ -26,16 +26,16 @@ class Named(dict[str, Value]):
         raise KeyError(f"{name!r} does not exist: {did_you_mean(name, self)}")
 
 
-def closest(word: object, known: Iterable[str], near: float = 0.6) -> str | None:
-    """The known word that `word` most probably means, or None. `near`, at most 1, is the minimum similarity.
+def closest(word: object, known: Iterable[str], similarity: float = 0.6) -> str | None:
+    """The known word that `word` most probably means, or None. `similarity`, at most 1, is the least that counts.
 
     >>> closest("micro_batchs", ["micro_batch", "schedule"]), closest("x", ["schedule"])
     ('micro_batch', None)
-    >>> closest("npu", ["gpu"]), closest("npu", ["gpu"], near=0.75), closest("gpuu", ["gpu"], near=0.75)
+    >>> closest("npu", ["gpu"]), closest("npu", ["gpu"], similarity=0.75), closest("gpuu", ["gpu"], similarity=0.75)
     ('gpu', None, 'gpu')
     """
     spelled = {name.lower(): name for name in known}
-    found = difflib.get_close_matches(str(word).lower(), list(spelled), n=1, cutoff=near)
+    found = difflib.get_close_matches(str(word).lower(), list(spelled), n=1, cutoff=similarity)
     return spelled[found[0]] if found else None
 
 

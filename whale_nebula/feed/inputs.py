@@ -103,13 +103,13 @@ class StepInputs:
         return int(google_crc32c.value(b"".join(rows.marks.tobytes() for rows in batches.values())))
 
 
-def take_inputs(leaves: Sequence[Leaf], tensors: Sequence[Any], reads: Sequence[RowRule]) -> StepInputs:
+def unwrap_inputs(leaves: Sequence[Leaf], tensors: Sequence[Any], reads: Sequence[RowRule]) -> StepInputs:
     """Unwrap the tensors of a step, and notify their datasets of the rows that it reads. A row that is read must be in
     this process.
     """
     known = {number: rows for number, tensor in enumerate(tensors) if (rows := rows_of(tensor)) is not None}
     for number, rows in known.items():
-        rows.feed.take(reads[number], leaves[number].name)
+        rows.feed.record_read(reads[number], leaves[number].name)
     for number, rows in known.items():
         requested_rows = reads[number].select(len(rows.present))
         if not rows.is_complete and bool((requested_rows & ~rows.present).any()):
@@ -117,9 +117,9 @@ def take_inputs(leaves: Sequence[Leaf], tensors: Sequence[Any], reads: Sequence[
     return StepInputs([each.tensor if isinstance(each, Partial) else each for each in tensors], known)
 
 
-def take_whole(leaves: Sequence[Leaf], tensors: Sequence[Any]) -> Sequence[Any]:
+def unwrap_whole(leaves: Sequence[Leaf], tensors: Sequence[Any]) -> Sequence[Any]:
     """The tensors of a step that reads all rows."""
-    return take_inputs(leaves, tensors, [AllRows()] * len(leaves)).tensors
+    return unwrap_inputs(leaves, tensors, [AllRows()] * len(leaves)).tensors
 
 
 def _absent_rows_error(name: str, requested_rows: Mask, here: Mask) -> AbsentInputError:
@@ -144,13 +144,13 @@ class _Part:
     span: Span
     name: str
 
-    def take(self, read: RowRule, name: str = "") -> None:
+    def record_read(self, read: RowRule, name: str = "") -> None:
         """Record that a step takes a part, and which rows it reads."""
-        self.feed.take(Within(read, self.span, self.name), name)
+        self.feed.record_read(Within(read, self.span, self.name), name)
 
 
 def slice_rows(tensor: Any, span: Span, name: str) -> Any:
-    """The rows of a tensor that belong to `name`; `span` maps a name and a number of rows to the first and last row."""
+    """The rows of a tensor that belong to `name`; `span` maps a name and a number of rows to the begin and the end."""
     begin, end = span(name, len(tensor))
     rows = rows_of(tensor)
     if rows is None:
@@ -162,7 +162,9 @@ def slice_rows(tensor: Any, span: Span, name: str) -> Any:
 
 @dataclass(frozen=True)
 class Batch:
-    """A step's inputs: complete, divided into micro-batches, and the share of rows of each micro-batch."""
+    """A step's inputs: `whole`, and in `slices` those of each micro-batch. `rows` has the number of rows of each
+    micro-batch, `shares` its share of all rows, and `grows` the inverse of that.
+    """
 
     whole: Sequence[Any]
     slices: Sequence[Sequence[Any]]
@@ -171,7 +173,7 @@ class Batch:
     rows: Sequence[int] = ()
 
     def fill_rows(self) -> Batch:
-        """Zeros for the inputs that are not in this process; the plan reads only their number of rows."""
+        """The batch with zeros for inputs that are not in this process; the plan reads only their number of rows."""
         if not any(isinstance(leaf, MissingInput) for leaf in self.whole):
             return self
 
@@ -200,7 +202,7 @@ def count_rows(leaves: Sequence[Leaf], tensors: Sequence[Any]) -> int:
     return rows
 
 
-def cut(leaves: Sequence[Leaf], tensors: Sequence[Any], counts: Sequence[int]) -> Batch:
+def divide_batch(leaves: Sequence[Leaf], tensors: Sequence[Any], counts: Sequence[int]) -> Batch:
     """Divide a batch into micro-batches of `counts` rows; works on tensors of a step and inside a trace."""
     rows, slices = sum(counts), []
     for leaf, tensor in zip(leaves, tensors, strict=True):

@@ -50,7 +50,7 @@ class AllRows:
 
 @dataclass(frozen=True)
 class Within:
-    """The rows that are read from the part of each batch that belongs to `name`: `span` returns its first and last row.
+    """The rows that are read from the part of each batch that belongs to `name`: `span` returns its begin and end.
 
     >>> halves = lambda name, count: (0, count // 2) if name == "gpu" else (count // 2, count)
     >>> Within(AllRows(), halves, "npu").select(4)
@@ -114,7 +114,7 @@ class Feed:
     >>> from whale_nebula.feed.rows import WorkerRows
     >>> from whale_nebula.ir.routing import Routing
     >>> feed = Feed()
-    >>> feed.take(WorkerRows(2, Routing((("gpu/0", "gpu/1"),)), "gpu/0", frozenset({0})))
+    >>> feed.record_read(WorkerRows(2, Routing((("gpu/0", "gpu/1"),)), "gpu/0", frozenset({0})))
     >>> feed.select_rows(4).tolist()
     [True, True, True, True]
     >>> feed.conclude_batch()
@@ -125,7 +125,7 @@ class Feed:
     reads: frozenset[RowRule] = frozenset()
     new_reads: frozenset[RowRule] = frozenset()
 
-    def take(self, read: RowRule, name: str = "") -> None:
+    def record_read(self, read: RowRule, name: str = "") -> None:
         """Record that a step takes a batch, and which rows it reads of its input `name`."""
         if read not in self.new_reads and read.select(_SAMPLE_ROWS).all():
             _LOG.info("nb.shard: a step needs all rows of input %r, so this process reads all of them", name)
@@ -152,7 +152,7 @@ class Feed:
 class RowReceiver(Protocol):
     """Receiver of the rows of a batch that a step reads."""
 
-    def take(self, read: RowRule, name: str = "") -> None:
+    def record_read(self, read: RowRule, name: str = "") -> None:
         """Record that a step takes a batch, and which rows it reads of its input `name`."""
 
 

@@ -42,7 +42,7 @@ def shard(dataset: tf.data.Dataset) -> tf.data.Dataset:
     [[0, 2, 4, 6], [8, 10]]
     """
     if not isinstance(dataset, tf.data.Dataset):
-        raise _no_dataset(dataset)
+        raise _no_dataset_error(dataset)
     if attach() is None or isinstance(dataset, Sharded) or not tf.executing_eagerly():
         return dataset
     return shard_rows(dataset)
@@ -174,7 +174,7 @@ def _mixed_error(what: str) -> UnsupportedError:
     return UnsupportedError(f"an iterator of nb.shard {what}", where=str(calling_site()), why=why, mend=mend)
 
 
-def _no_dataset(value: Any) -> OptionError:
+def _no_dataset_error(value: Any) -> OptionError:
     """The error for an argument that has rows but is not a dataset; it states what to write."""
     name, why = type(value).__name__, "a generator yields its rows one after the other, and none can be skipped"
     mend = "nb.shard(tf.data.Dataset.range(count).map(read_row).batch(32))"
@@ -253,7 +253,7 @@ def _repeat_step(step: Any, source: Any, cache: DatasetCache) -> Any:
 
 # ---------------------------------------------------------------------- supported pipelines
 def decompose(dataset: tf.data.Dataset) -> Pipeline:
-    """Decompose a pipeline; None if it cannot be rebuilt."""
+    """Decompose a pipeline; raises `UnsupportedPipelineError` if it cannot be rebuilt."""
     after, batches = [], dataset
     while tf_datasets.find_kind(batches) in tf_datasets.CONTENT_INDEPENDENT_KINDS:
         after.append(batches)

@@ -306,7 +306,7 @@ class Clusters:
             if document.get("format", FORMAT) != FORMAT:
                 raise ValueError(f"its format is {document['format']!r}, not {FORMAT!r}")
             made: Clusters = from_plain(cls, document)
-            _check(made)
+            _refuse_invalid(made)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             mend = "write one with whale-nebula measure --save clusters.json, or nb.clusters().save(path)"
@@ -382,16 +382,19 @@ def machine_of(address: str) -> str:
     return HERE if host in ("localhost", "127.0.0.1", "::1") else host
 
 
-def _check(found: Clusters) -> None:
-    """Refuse invalid contents: negative numbers, duplicate names, and unknown names."""
-    names = [each.name for each in found.clusters] + [each.name for each in found.workers]
+def _refuse_invalid(clusters: Clusters) -> None:
+    """Refuse invalid contents: negative numbers, duplicate names, unknown names, and collectives of one worker."""
+    names = [each.name for each in clusters.clusters] + [each.name for each in clusters.workers]
     double = next((name for name in names if names.count(name) > 1), None)
     if double is not None:
         raise ValueError(f"the name {double!r} occurs twice")
-    for pair in found.links:
-        if unknown := [name for name in pair if name not in found.names]:
+    for each in clusters.clusters:
+        if alone := [one.kind for one in each.collectives if one.workers < 2]:
+            raise ValueError(f"a collective needs two workers, but {alone[0]} of {each.name!r} has fewer")
+    for pair in clusters.links:
+        if unknown := [name for name in pair if name not in clusters.names]:
             raise ValueError(f"a link ends at {unknown[0]!r}, which is not one of the clusters")
-    for path, number in _list_numbers(to_plain(found), ""):
+    for path, number in _list_numbers(to_plain(clusters), ""):
         if isinstance(number, bool) or not isinstance(number, int | float) or number < 0:
             raise ValueError(f"{path.lstrip('.')} is {number!r}, not a number >= 0")
 

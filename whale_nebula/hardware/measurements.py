@@ -47,9 +47,11 @@ class Measurement:
     collectives: tuple[Collective, ...] = ()
     sources: Mapping[str, Provenance] = field(default_factory=dict)
 
-    def complete(self, clusters: Clusters, here: Callable[[str], bool]) -> Clusters:
-        """Fill in missing values of workers on machines for which `here` is true."""
-        local = cache(here)
+    def complete(self, clusters: Clusters, is_here: Callable[[str], bool]) -> Clusters:
+        """The clusters with missing values filled in: of codecs, of workers on machines for which `is_here` is true,
+        and of collectives in clusters whose workers are all on such machines.
+        """
+        local = cache(is_here)
         sources = {f"codecs.{name}": source for name, source in self._sources("codecs")}
         made = []
         for cluster in clusters.clusters:
@@ -130,15 +132,15 @@ def _read(kind: type[_Kept], path: Path, written_as: str) -> _Kept:
     return found
 
 
-def _write(found: object, path: Path, written_as: str) -> None:
+def _write(record: object, path: Path, written_as: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"format": written_as, **to_plain(found)})
+    write_json(path, {"format": written_as, **to_plain(record)})
 
 
-def save_measurement(found: Measurement, path: Path | None = None) -> Path:
-    """Write a measurement to its file; returns the path."""
+def save_measurement(measurement: Measurement, path: Path | None = None) -> Path:
+    """Write a measurement to a file, by default that of this machine; returns the path."""
     target = path or cache_path()
-    _write(found, target, FORMAT)
+    _write(measurement, target, FORMAT)
     return target
 
 
@@ -191,9 +193,9 @@ def read_blocks() -> dict[str, BlockTime]:
     return dict(found.blocks) if found.machine == fingerprint() else {}
 
 
-def save_blocks(found: Mapping[str, BlockTime]) -> None:
+def save_blocks(blocks: Mapping[str, BlockTime]) -> None:
     """Add measured subgraphs to the file."""
-    every = {**read_blocks(), **found}
+    every = {**read_blocks(), **blocks}
     newest = dict(sorted(every.items(), key=lambda item: item[1].date)[-MOST_BLOCKS:])
     _write(_BlocksFile(fingerprint(), newest), blocks_path(), BLOCKS)
 
@@ -246,22 +248,20 @@ def read_slowness(clusters: Clusters, together: bool, measured: Collection[str])
     return {each.cluster: known[each.key].factor for each in made if each.key in known}
 
 
-def save_slowness(found: Mapping[str, float], clusters: Clusters, together: bool, measured: Collection[str]) -> None:
+def save_slowness(factors: Mapping[str, float], clusters: Clusters, together: bool, measured: Collection[str]) -> None:
     """Store the slowdowns of a run; if they cannot be written, the next run plans without them."""
     date, known = datetime.now(UTC).isoformat(timespec="seconds"), _load_slowness()
     for each in clusters.clusters:
-        if each.name in found:
-            how = together, each.name in measured
-            own = Slowness(fingerprint(), each.name, each.workers, *how, found[each.name], date)
-            known[own.key] = own
+        if each.name in factors:
+            is_measured, factor = each.name in measured, factors[each.name]
+            slowness = Slowness(fingerprint(), each.name, each.workers, together, is_measured, factor, date)
+            known[slowness.key] = slowness
     with contextlib.suppress(OSError):
         _write(_SlownessFile(tuple(known.values())), slowness_path(), SLOWNESS)
 
 
-RUNS, _FEWEST = 10, 3
-
-
 # ---------------------------------------------------------------------- times of calls
+RUNS, _FEWEST_RUNS = 10, 3
 WARM_UP = 2
 _MOST_SECONDS = 2.0
 _LEAST_SECONDS = 2e-3
@@ -283,7 +283,7 @@ def time_calls(call: Callable[[], Any], runs: int = RUNS, most: float = _MOST_SE
     once = max(time.perf_counter() - started, 1e-9)
     count = max(1, round(_LEAST_SECONDS / once))
     found = []
-    for _ in range(max(min(runs, int(most / once)), _FEWEST)):
+    for _ in range(max(min(runs, int(most / once)), _FEWEST_RUNS)):
         started = time.perf_counter()
         for _ in range(count):
             call()

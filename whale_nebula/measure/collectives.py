@@ -32,7 +32,7 @@ _NAME = "measure"
 
 
 def measure_collectives(sizes: Sizes = FULL, report: Callable[[str], None] = lambda text: None) -> CollectiveCosts:
-    """Start two processes that reduce, gather and exchange tensors of these sizes with each other."""
+    """Measure collectives between two processes, which this starts; `report` receives a line for each collective."""
     from whale_nebula.runtime.replicas.collective_costs import fit_collectives
 
     child = ["-m", __name__, *map(str, sizes.bytes), str(sizes.runs)]
@@ -49,16 +49,16 @@ def main(words: Sequence[str]) -> None:
     from whale_nebula.runtime.replicas.collective_costs import time_collectives
     from whale_nebula.runtime.replicas.collectives import open_collectives
 
-    own = attach()
-    if own is None or own.listen is None:
+    attachment = attach()
+    if attachment is None or attachment.listen is None:
         raise StateError("this process was not started by a launcher", mend="run whale-nebula measure")
     *sizes, runs = map(int, words)
-    addresses = {own.worker: own.listen, **own.addresses}
-    index = own.workers.index(own.worker)
-    joined = open_collectives(index, [addresses[worker] for worker in own.workers], patience=_PATIENCE)
-    with joined.explain_failures("measuring the collectives"):
-        found = time_collectives(WORKERS, sizes, runs)
-    sys.stdout.write(f"{json.dumps(found)}\n")
+    addresses = {attachment.worker: attachment.listen, **attachment.addresses}
+    index = attachment.workers.index(attachment.worker)
+    group = open_collectives(index, [addresses[worker] for worker in attachment.workers], patience=_PATIENCE)
+    with group.explain_failures("measuring the collectives"):
+        seconds = time_collectives(WORKERS, sizes, runs)
+    sys.stdout.write(f"{json.dumps(seconds)}\n")
 
 
 if __name__ == "__main__":

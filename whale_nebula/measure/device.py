@@ -49,7 +49,7 @@ class DeviceMeasurement:
 
 
 def measure_device(sizes: Sizes = FULL, report: Report = lambda text: None) -> DeviceMeasurement:
-    """Measure the device that TensorFlow uses in this process."""
+    """Measure the device that TensorFlow uses in this process; `report` receives a line for each number."""
     gpus = tf.config.list_physical_devices("GPU")
     spreads, rates = {}, {}
     for kernel, points in _create_kernels(sizes).items():

@@ -135,12 +135,12 @@ def count_trips(op: Op, graph: Graph, numbers: Mapping[Value, Numbers]) -> int |
     if limit is not None and len(limit) == 1 and limit[0] > 0:
         return limit[0]
     condition, body = (graph.functions[name] for name in op.functions[:2])
-    asked = _find_condition_inputs(condition, body)
+    needed = _find_condition_inputs(condition, body)
     for trip in range(MOST_TRIPS):
         (goes_on,) = _evaluate(condition, condition.returns[:1], state)
         if goes_on is None or not goes_on[0]:
             return None if goes_on is None else trip
-        after = dict(zip(asked, _evaluate(body, [body.returns[place] for place in asked], state), strict=True))
+        after = dict(zip(needed, _evaluate(body, [body.returns[place] for place in needed], state), strict=True))
         state = [after.get(place, before) for place, before in enumerate(state)]
     return None
 
@@ -194,11 +194,11 @@ class FlopCounter:
             shapes = [self.sizes.shape(value) for value in op.inputs]
             numbers = [self.sizes.numbers.get(value) for value in op.inputs]
             if op.type in LOOPS:
-                count = self.count_loop_trips(op) * self._count_bodies(op.functions[1], shapes, [None] * len(shapes))
+                count = self.count_loop_trips(op) * self._count_body(op.functions[1], shapes, [None] * len(shapes))
             elif op.type in _BRANCHES:
-                count = max(self._count_bodies(name, shapes[1:], numbers[1:]) for name in op.functions)
+                count = max(self._count_body(name, shapes[1:], numbers[1:]) for name in op.functions)
             elif op.functions:
-                count = sum(self._count_bodies(name, shapes, numbers) for name in op.functions)
+                count = sum(self._count_body(name, shapes, numbers) for name in op.functions)
             else:
                 empty = not op.outputs or op.type in ("Const", "Placeholder")
                 count = 0 if empty else flops(op, shapes, [self.sizes.shape(value) for value in op.values])
@@ -229,7 +229,7 @@ class FlopCounter:
         item = _LISTS.get(maker.type)
         return 0 if item is None else self.count_loop_trips(op) * inner.nbytes(maker.inputs[item])
 
-    def _count_bodies(self, name: str, shapes: Sequence[Shape], numbers: Sequence[Numbers | None]) -> int:
+    def _count_body(self, name: str, shapes: Sequence[Shape], numbers: Sequence[Numbers | None]) -> int:
         inner = self._body(name, shapes, numbers)
         count = inner.flops(range(len(inner.sizes.graph)))
         self.open_loops |= inner.open_loops

@@ -15,7 +15,7 @@ _ALL = "*"
 
 
 class Breach(NamedTuple):
-    """A crossing that breaks a rule, with the input that it reveals."""
+    """A crossing that breaks a rule, with the input that it depends on, and how (a key of `_WORDS`)."""
 
     rule: Forbid
     crossing: InputCrossing
@@ -27,7 +27,7 @@ class Breach(NamedTuple):
 
 
 def describe_crossing(crossing: InputCrossing) -> str:
-    """A sentence on a crossing: its content and its ends.
+    """A crossing in words: its name and the clusters at its ends.
 
     >>> describe_crossing(InputCrossing("b0", "gpu", "npu", {}))
     'b0, gpu -> npu'
@@ -63,8 +63,12 @@ def check_forbidden(
     unmet = [rule for rule in rules if not forbidden_inputs([rule], inputs)]
     if trains and unmet:
         what = f"no input of {name} is named in the config's 'forbid'"
-        why = f"the inputs are {', '.join(inputs)}; these rules match none of them: {', '.join(map(str, unmet))}"
-        warnings.warn(NebulaWarning(what, why=why, mend=f"forbid: [{inputs[-1]} -> ...]"), stacklevel=2)
+        rules_text = ", ".join(map(str, unmet))
+        why = f"the inputs are {', '.join(inputs)}; these rules match none of them: {rules_text}"
+        if not inputs:
+            why = f"the step has no inputs; these rules match nothing: {rules_text}"
+        mend = f"forbid: [{inputs[-1]} -> ...]" if inputs else "pass the data that the rules name as arguments"
+        warnings.warn(NebulaWarning(what, why=why, mend=mend), stacklevel=2)
     breaches = list(find_breaches(crossings, rules))
     if not breaches:
         return

@@ -23,7 +23,7 @@ from whale_nebula.plan import splits
 from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanBoundary, PlanOnce, PlanStage, PlanTied
 from whale_nebula.plan.timing import duration, predict_times
-from whale_nebula.plan.work import StageVariables, StageWork, find_written, list_ops_in, parameters
+from whale_nebula.plan.work import StageVariables, StageWork, count_parameters, list_ops_in, writes_variable
 from whale_nebula.spec import Spec
 from whale_nebula.wire.frame import count_wire_bytes
 
@@ -32,12 +32,12 @@ from whale_nebula.wire.frame import count_wire_bytes
 class Direction:
     """How a boundary's tensor, or its gradient, crosses: sizes, links and codec.
 
-    `way` is the text of its encoding, `counts` are the rows of each micro-batch, and `lines` those that carry it. For a
-    gradient, `forward` is the encoding of the tensor itself.
+    `counts` are the rows of each micro-batch, and `lines` the pairs of clusters between which it is sent, one for each
+    time. For a gradient, `forward` is the encoding of the tensor itself.
     """
 
     spec: Spec
-    way: str
+    encoding: str
     counts: Sequence[int]
     lines: Sequence[tuple[str, str]]
     forward: str | None = None
@@ -46,37 +46,39 @@ class Direction:
     @property
     def micro_batch_bytes(self) -> list[int | None]:
         """Bytes of each micro-batch; None if known only at run time."""
-        return [self._payload(self.way, rows) for rows in self.counts]
+        return [self._payload(self.encoding, rows) for rows in self.counts]
 
-    def _payload(self, way: str, rows: int) -> int | None:
+    def _payload(self, encoding: str, rows: int) -> int | None:
         shape = self.spec.shape
         open_size = shape is None or None in shape[1:]
-        return None if open_size else payload_bytes(way, self.spec.dtype, self.spec.fill_shape(rows), self.forward)
+        return None if open_size else payload_bytes(encoding, self.spec.dtype, self.spec.fill_shape(rows), self.forward)
 
     @property
-    def used_way(self) -> str:
+    def used_encoding(self) -> str:
         """The encoding used for a micro-batch: if the codec would not make it smaller, its precision alone, or none."""
-        way, shape = parse_encoding(self.way), self.spec.shape
-        if not way.coded or way.auto or way.lossless or not self.counts:
-            return self.way
+        encoding, shape = parse_encoding(self.encoding), self.spec.shape
+        if not encoding.coded or encoding.auto or encoding.lossless or not self.counts:
+            return self.encoding
         if not shape or None in shape[1:]:
-            return self.way
+            return self.encoding
         forward = None if self.forward is None else parse_encoding(self.forward)
-        used = used_codec(way, self.spec.dtype, self.spec.fill_shape(self.counts[0]), forward)
-        if used == way.codec:
-            return self.way
-        return str(replace(way, codec=used) if used is not None else replace(way, codec=None, ladder=(), start=0))
+        used = used_codec(encoding, self.spec.dtype, self.spec.fill_shape(self.counts[0]), forward)
+        if used == encoding.codec:
+            return self.encoding
+        return str(
+            replace(encoding, codec=used) if used is not None else replace(encoding, codec=None, ladder=(), start=0)
+        )
 
     @property
     def rungs(self) -> tuple[int, ...]:
         """Bytes of the first micro-batch on each rung of a ramp except the last, which all other numbers refer to;
         empty without a ramp, or if known only at run time.
         """
-        way = parse_encoding(self.way)
-        if not way.ladder or way.auto or not self.counts:
+        encoding = parse_encoding(self.encoding)
+        if not encoding.ladder or encoding.auto or not self.counts:
             return ()
-        ways = (str(replace(way, codec=codec)) for codec in way.rungs[:-1])
-        sizes = [self._payload(each, self.counts[0]) for each in ways]
+        encodings = (str(replace(encoding, codec=codec)) for codec in encoding.rungs[:-1])
+        sizes = [self._payload(each, self.counts[0]) for each in encodings]
         return tuple(size for size in sizes if size is not None) if None not in sizes else ()
 
     @property
@@ -98,7 +100,7 @@ class Direction:
     @cached_property
     def cost(self) -> Cost | None:
         """Seconds per step on one core, to encode and to decode; None if nothing crosses or costs are unknown."""
-        if not self.lines or self.step_bytes is None or parse_encoding(self.way).auto:
+        if not self.lines or self.step_bytes is None or parse_encoding(self.encoding).auto:
             return None
         by_rows = {rows: self._cost(self.spec.fill_shape(rows)) for rows in set(self.counts)}
         known = [each for rows in self.counts if (each := by_rows[rows]) is not None]
@@ -107,14 +109,14 @@ class Direction:
         encoded, renewed = 1 if self.forward is None else len(self.lines), 0.0
         if self.forward is None and self.counts:  # a structure is renewed once per step, with the first micro-batch
             dims = self.spec.fill_shape(self.counts[0])
-            renewed = estimate_renewal(used_codec(parse_encoding(self.way), self.spec.dtype, dims), dims)
+            renewed = estimate_renewal(used_codec(parse_encoding(self.encoding), self.spec.dtype, dims), dims)
         decoded = len(self.lines) * sum(one.decode for one in known)
         return Cost(encoded * sum(one.encode for one in known) + renewed, decoded)
 
     @property
     def codec_seconds(self) -> float | None:
         """Seconds per step to encode and decode; None if unknown, or without a codec."""
-        return None if self.cost is None or parse_encoding(self.way).plain else self.cost.seconds
+        return None if self.cost is None or parse_encoding(self.encoding).plain else self.cost.seconds
 
     @property
     def encode_seconds(self) -> float | None:
@@ -124,24 +126,27 @@ class Direction:
     def to_fields(self) -> dict[str, object]:
         """The plan's fields of a boundary for this direction, by name."""
         return {
-            "codec": self.way,
+            "codec": self.encoding,
             "bytes": self.micro_batch_bytes[0],
             "step_bytes": self.step_bytes,
             "seconds": self.seconds,
             "codec_seconds": self.codec_seconds,
             "encode_seconds": self.encode_seconds,
-            "used": self.used_way if self.used_way != self.way else "",
+            "used": self.used_encoding if self.used_encoding != self.encoding else "",
             "rungs": self.rungs,
         }
 
-    def replace_way(self, way: str) -> Direction:
-        """The same tensors with another codec."""
-        return replace(self, way=way, forward=None if self.forward is None else way)
+    def replace_encoding(self, encoding: str) -> Direction:
+        """The same tensors with another encoding, which for a gradient is also that of the tensor itself."""
+        return replace(self, encoding=encoding, forward=None if self.forward is None else encoding)
 
     def _cost(self, dims: Dims) -> Cost | None:
-        way, forward = parse_encoding(self.way), None if self.forward is None else parse_encoding(self.forward)
-        used = way.codec if way.lossless else used_codec(way, self.spec.dtype, dims, forward)
-        return cost(used, dims, back=forward is not None, delta=way.delta is not None and forward is None)
+        encoding, forward = (
+            parse_encoding(self.encoding),
+            None if self.forward is None else parse_encoding(self.forward),
+        )
+        used = encoding.codec if encoding.lossless else used_codec(encoding, self.spec.dtype, dims, forward)
+        return cost(used, dims, back=forward is not None, delta=encoding.delta is not None and forward is None)
 
 
 def occupied_seconds(links: Links, a: str, b: str, sizes: Sequence[int]) -> float | None:
@@ -165,8 +170,8 @@ class CodecAdvice(NamedTuple):
     """A codec, or a part of it, that makes a step longer: what to remove, and seconds of a step with and without."""
 
     what: str
-    step: float
-    other: float
+    seconds: float
+    seconds_without: float
 
     def text(self, names: Sequence[str], where: str) -> str:
         """The warning for all boundaries of one line of the script; its numbers are those of the first.
@@ -176,37 +181,40 @@ class CodecAdvice(NamedTuple):
         """
         others = ", ".join(name.partition(",")[0] for name in names[1:])
         mend = f"remove it{f' at {where}' if where else ''}{f' (also for {others})' if others else ''}"
-        steps = f"a step takes {duration(self.step)}, or {duration(self.other)} without {self.what}"
+        steps = f"a step takes {duration(self.seconds)}, or {duration(self.seconds_without)} without {self.what}"
         return f"warning: {names[0]}: {steps}; {mend}"
 
 
-def judge_codecs(ways: Sequence[Direction], step: Step) -> CodecAdvice | None:
-    """Advice on codecs that make a step longer: no codec may be faster, or the codec without its structure.
+def judge_codecs(directions: Sequence[Direction], step: Step) -> CodecAdvice | None:
+    """Advice on the codecs of a boundary with which a step takes longer than without them, or than without their
+    structure; None if there is no such codec. `step` returns the seconds of a step with these encodings.
 
-    `ways` are those of the tensor and, if it crosses back, of its gradient. A codec whose saving depends on values (a
-    mask) is not compared with no codec. A codec with unknown costs is not compared at all.
+    `directions` are those of the tensor and, if it crosses back, of its gradient. A codec whose saving depends on
+    values (a mask) is not compared with no codec. A codec with unknown costs is not compared at all.
     """
-    structure, others = parse_encoding(ways[0].way).structure, dict[str, list[Direction]]()
-    if not has_open_size(ways[0].way):
-        others["nb.compress"] = [each.replace_way(NONE) for each in ways]
+    structure, others = parse_encoding(directions[0].encoding).structure, dict[str, list[Direction]]()
+    if not has_open_size(directions[0].encoding):
+        others["nb.compress"] = [each.replace_encoding(NONE) for each in directions]
     if structure is not None and structure.shrinks:
-        others[structure.name] = [each.replace_way(_drop_structure(each.way)) for each in ways]
-    known = {what: step(each) for what, each in others.items() if _are_known(ways, each)}
+        others[structure.name] = [each.replace_encoding(_drop_structure(each.encoding)) for each in directions]
+    known = {what: step(each) for what, each in others.items() if _are_known(directions, each)}
     best = min(known, key=lambda what: known[what], default="")
-    longer = bool(best) and known[best] < (1.0 - _ROUNDING) * step(ways)
-    return CodecAdvice(best, step(ways), known[best]) if longer else None
+    longer = bool(best) and known[best] < (1.0 - _ROUNDING) * step(directions)
+    return CodecAdvice(best, step(directions), known[best]) if longer else None
 
 
-def _are_known(ways: Sequence[Direction], others: Sequence[Direction]) -> bool:
+def _are_known(directions: Sequence[Direction], others: Sequence[Direction]) -> bool:
     """Whether the seconds of all encodings that differ are known."""
-    changed = [each for pair in zip(ways, others, strict=True) if pair[0].way != pair[1].way for each in pair]
+    changed = [
+        each for pair in zip(directions, others, strict=True) if pair[0].encoding != pair[1].encoding for each in pair
+    ]
     return all(each.seconds is not None and each.cost is not None for each in changed)
 
 
-def _drop_structure(way: str) -> str:
-    """The way without its codec's structure."""
-    given = parse_encoding(way)
-    return str(replace(given, codec=given.precision, ladder=given.ladder if given.precision is not None else ()))
+def _drop_structure(text: str) -> str:
+    encoding = parse_encoding(text)
+    ladder = encoding.ladder if encoding.precision is not None else ()
+    return str(replace(encoding, codec=encoding.precision, ladder=ladder))
 
 
 def list_fallbacks(plan: Plan) -> Iterator[str]:
@@ -224,9 +232,9 @@ def list_fallbacks(plan: Plan) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Overview:
-    """The records of a Cut; `rows` are those of each micro-batch of the example, `shapes` those of its leaves, and
-    `returned` the names of the step's results.
+class RecordBuilder:
+    """Builds the records of a Plan from a Cut. `rows` are those of each micro-batch of the example, `shapes` those of
+    its leaves, `subject` is the model's name in a step of Keras's, and `returned` are the names of the step's results.
     """
 
     cut: Cut
@@ -237,8 +245,8 @@ class Overview:
     returned: Sequence[str] = ()
 
     @cached_property
-    def holdings(self) -> StageVariables:
-        """The holders of variables."""
+    def stage_variables(self) -> StageVariables:
+        """The variables and optimizer slots of each stage."""
         return StageVariables(self.cut)
 
     @cached_property
@@ -247,7 +255,7 @@ class Overview:
         leaves = self.cut.program.leaves
         known = zip(leaves, self.shapes, strict=True) if self.shapes else ()
         shapes = {leaf.op: (self.rows[0], *shape[1:]) if leaf.batched else shape for leaf, shape in known}
-        return StageWork(self.cut, self.holdings, self.rows[0], shapes, self.subject)
+        return StageWork(self.cut, self.stage_variables, self.rows[0], shapes, self.subject)
 
     @cached_property
     def exchanged(self) -> ExchangeSizes:
@@ -261,7 +269,7 @@ class Overview:
 
     def boundaries(self) -> tuple[PlanBoundary, ...]:
         """The boundaries, in the order of the ops that make them."""
-        return tuple(self._crossing(each, *self._directions(each)) for each in self.cut.boundaries)
+        return tuple(self._boundary_record(each, *self._directions(each)) for each in self.cut.boundaries)
 
     def advice(self, plan: Plan) -> tuple[str, ...]:
         """Warnings of codecs that make a step longer, by simulated steps; one for each line of the script, on the
@@ -275,14 +283,14 @@ class Overview:
                 name = f"{_name(each)}, {stages[each.source].key} to {readers}"
                 found.setdefault((each.where, one.what), []).append((one, name))
         for own in found.values():
-            own.sort(key=lambda one: one[0].other - one[0].step)
+            own.sort(key=lambda one: one[0].seconds_without - one[0].seconds)
         return tuple(own[0][0].text([name for _, name in own], where) for (where, _), own in found.items())
 
-    def _step(self, plan: Plan, boundary: Boundary, ways: Sequence[Direction]) -> float:
+    def _step(self, plan: Plan, boundary: Boundary, directions: Sequence[Direction]) -> float:
         """Seconds of a step in which a boundary has other encodings than planned."""
-        so = self._crossing(boundary, ways[0], ways[-1])
-        others = (so if each.name == so.name else each for each in plan.boundaries)
-        return predict_times(replace(plan, boundaries=tuple(others))).seconds
+        changed = self._boundary_record(boundary, directions[0], directions[-1])
+        boundaries = (changed if each.name == changed.name else each for each in plan.boundaries)
+        return predict_times(replace(plan, boundaries=tuple(boundaries))).seconds
 
     def list_once_parts(self) -> tuple[PlanOnce, ...]:
         """The parts that run once per step, in order."""
@@ -304,12 +312,12 @@ class Overview:
 
     # ------------------------------------------------------------------ stages
     def _stage(self, number: int, worker: str) -> PlanStage:
-        stage, steps = self.cut.program.stages[number], self._steps
-        pieces = self.work.list_pieces(number)
-        fragments = [fragment for piece in pieces for fragment in piece.fragments]
-        variables = self.holdings.list_variables(number)
+        stage, factor = self.cut.program.stages[number], self._step_factor
+        phases = self.work.list_phases(number)
+        fragments = [fragment for phase in phases for fragment in phase.fragments]
+        variables, slots = self.stage_variables.list_variables(number), self.stage_variables.list_slots(number)
         flops, ops = (self.work.count_flops(number, backward=back) for back in (False, True)), list_ops_in(fragments)
-        forward_flops, backward_flops = (round(each * steps) for each in flops)
+        forward_flops, backward_flops = (round(each * factor) for each in flops)
         return PlanStage(
             name=stage.key,
             cluster=stage.cluster,
@@ -322,24 +330,24 @@ class Overview:
             forward_ops=len(self.work.list_ops(number, backward=False)),
             backward_ops=len(self.work.list_ops(number, backward=True)),
             variables=tuple(variable.path for variable in variables),
-            parameters=sum(parameters(variable.spec) for variable in variables),
+            parameters=sum(count_parameters(variable.spec) for variable in variables),
             inputs=tuple(self._inputs(number, fragments)),
             outputs=tuple(self._outputs(number)),
             runs=tuple(self._runs(number, phase) for phase in self.cut.phases),
             forward_flops=forward_flops,
             backward_flops=backward_flops,
-            weights_flops=round(self.work.count_weights_flops(number) * steps),
-            activation_bytes=max((sum(self.work.count_kept_bytes(piece).values()) for piece in pieces), default=0),
+            weights_flops=round(self.work.count_weights_flops(number) * factor),
+            activation_bytes=max((sum(self.work.count_kept_bytes(phase).values()) for phase in phases), default=0),
             variable_bytes=sum(variable.spec.nbytes() for variable in variables),
             gradient_bytes=sum(self._gradient(part) for _, part in self._parts if part.stage == number),
-            slot_bytes=sum(splits.slot_bytes(self.cut, number, slot) for slot in self.holdings.list_slots(number)),
-            layers=self.work.list_layers(number, steps),
-            open_loops=len({self.cut.program.graph.ops[op].name for op in ops} & self.work.effort.open_loops),
+            slot_bytes=sum(splits.slot_bytes(self.cut, number, slot) for slot in slots),
+            layers=self.work.list_layers(number, factor),
+            open_loops=len({self.cut.program.graph.ops[op].name for op in ops} & self.work.flop_counter.open_loops),
         )
 
     @property
-    def _steps(self) -> float:
-        """The factor from the first micro-batch to a step."""
+    def _step_factor(self) -> float:
+        """The rows of a step, as a multiple of those of the first micro-batch."""
         return sum(self.rows) / self.rows[0] if self.rows[0] else 1.0
 
     def _inputs(self, number: int, fragments: Iterable[Fragment]) -> Iterator[str]:
@@ -368,10 +376,10 @@ class Overview:
         return program.graph.ascend(targets, stop=made.__contains__) & made & program.batch_dependent_ops
 
     def _runs(self, number: int, phase: PhasePlan) -> str:
-        pieces = [piece for piece in phase.stages if piece.stage == number]
+        phases = [stage_phase for stage_phase in phase.stages if stage_phase.stage == number]
         request_of = self.cut.program.request_of
-        ops = list_ops_in(fragment for piece in pieces for fragment in piece.fragments)
-        forward, weights = (any(getattr(p, name) is not None for p in pieces) for name in ("forward", "weights"))
+        ops = list_ops_in(fragment for stage_phase in phases for fragment in stage_phase.fragments)
+        forward, weights = (any(getattr(p, name) is not None for p in phases) for name in ("forward", "weights"))
         return "F" * forward + "B" * any(request_of(op) is not None for op in ops) + "W" * weights
 
     # ------------------------------------------------------------------ gradients
@@ -381,8 +389,8 @@ class Overview:
 
     def _gradient(self, part: GradientPart) -> int:
         """Bytes of a stage's accumulated gradients: rows of embedding tables are concatenated, others are summed."""
-        size = sum(self.work.effort.nbytes(value) for value in part.values)
-        return round(size * self._steps) if part.concatenated else size
+        size = sum(self.work.flop_counter.nbytes(value) for value in part.values)
+        return round(size * self._step_factor) if part.concatenated else size
 
     def _tied_variable(self, variable: Variable, parts: Sequence[tuple[Request, GradientPart]]) -> PlanTied:
         stages = self.cut.program.stages
@@ -405,12 +413,11 @@ class Overview:
         )
 
     # ------------------------------------------------------------------ crossings, and parts that run once
-    def _crossing(self, boundary: Boundary, there: Direction, returns: Direction) -> PlanBoundary:
-        """The record of a boundary, from its tensor's and its gradient's direction."""
+    def _boundary_record(self, boundary: Boundary, there: Direction, returns: Direction) -> PlanBoundary:
         program, back = self.cut.program, boundary.backward
-        ways: dict[str, Any] = {"backward_codec": "none", "backward_bytes": None, **there.to_fields()}
+        fields: dict[str, Any] = {"backward_codec": "none", "backward_bytes": None, **there.to_fields()}
         if back:
-            ways |= {f"backward_{name}": value for name, value in returns.to_fields().items()}
+            fields |= {f"backward_{name}": value for name, value in returns.to_fields().items()}
         return PlanBoundary(
             name=_name(boundary),
             source=program.stages[boundary.source].key,
@@ -419,7 +426,7 @@ class Overview:
             phase=boundary.phase,
             backward=back,
             maker=self.work.names.find_maker(program.graph.ops[boundary.value.op].name),
-            **ways,
+            **fields,
         )
 
     def _directions(self, boundary: Boundary) -> tuple[Direction, Direction]:
@@ -433,13 +440,13 @@ class Overview:
         lines = [(source, other) for other in readers if other != source]
         there = Direction(program.graph.spec(boundary.value), boundary.codec, counts, lines, links=self.links)
         lines = [(other, source) for other in makers if other != source]
-        return there, replace(there, way=boundary.backward_codec, lines=lines, forward=boundary.codec)
+        return there, replace(there, encoding=boundary.backward_codec, lines=lines, forward=boundary.codec)
 
     def _describe_once(self, fragments: Iterable[Fragment]) -> PlanOnce:
         found = list(fragments)
         graph, variables = self.cut.program.graph, self.cut.program.variable_ops
         ops = sorted({op for fragment in found for op in fragment.ops if graph.ops[op].type != "Const"})
-        touched = [value.op for op in ops if find_written(graph.ops[op]) for value in graph.ops[op].inputs]
+        touched = [value.op for op in ops if writes_variable(graph.ops[op]) for value in graph.ops[op].inputs]
         written = list(dict.fromkeys(variables[op] for op in touched if op in variables))
         descended = {op for request in self.cut.program.requests for op in request.origins}
         return PlanOnce(

@@ -53,7 +53,8 @@ class Plan:
     `layouts` are the layouts of tensors on the devices by name, and `collectives` those between devices. `crossings`
     are all values that go from cluster to cluster, with the inputs on which they depend, and how; `protected` are the
     inputs that the config's `inputs` and `forbid` name. For a plan that the planner has chosen, `considered` are the
-    best candidates, the chosen one first.
+    best candidates, the chosen one first. A file does not contain `definition` (for `graph_def`), `passes` (for
+    `text_after`) and `decision` (for `explain`).
 
     >>> import json
     >>> import tensorflow as tf
@@ -249,7 +250,7 @@ class Plan:
 
 
 def _list_facts(plan: Plan, *, workers: bool) -> list[dict[str, str]]:
-    """Named facts of a plan, causes before consequences."""
+    """The facts of a plan that `difference` compares, by name; causes before consequences."""
     stages: dict[str, str] = {}
     crossing: dict[str, str] = {}
     for stage in plan.stages.values():
@@ -260,14 +261,14 @@ def _list_facts(plan: Plan, *, workers: bool) -> list[dict[str, str]]:
         name = f"boundary {each.name}, from {each.source} to {' and '.join(each.destinations)},"
         crossing |= {name: str(Spec(each.dtype, each.shape)), f"the codec of {name}": each.codec}
         crossing[f"the backward codec of {name}"] = each.backward_codec
-    said = [line.split(" ", 2) for line in plan.lines if line.startswith(("input ", "variable "))]
+    declarations = [line.split(" ", 2) for line in plan.lines if line.startswith(("input ", "variable "))]
     return [
         {**stages, "the order of the stages": ", ".join(plan.stages)},
         dict(word.split("=", 1) for line in plan.lines[:1] for word in line.split()[1:]),
         {f"the version of {name}": version for name, version in plan.versions.items()},
-        {f"input {name}": rest for kind, name, rest in said if kind == "input"},
+        {f"input {name}": rest for kind, name, rest in declarations if kind == "input"},
         crossing,
-        {f"variable {name}": rest for kind, name, rest in said if kind == "variable"},
+        {f"variable {name}": rest for kind, name, rest in declarations if kind == "variable"},
         {f"the worker of stage {name!r}": stage.worker for name, stage in plan.stages.items() if workers},
         {f"the number of threads {name}": str(count) for name, count in plan.threads.items()},
     ]

@@ -150,8 +150,9 @@ class PlanBoundary:
 class PlanLink:
     """The link between two clusters in one direction, with a step's load.
 
-    `bytes` are those of the tensors, `wire_bytes` with their frames; `rate` is in bits per second (None: free), `delay`
-    in seconds. With `at_most` they are upper bounds, as values in the batch decide.
+    `line` is its rate and delay in words. `bytes` are those of the tensors, `wire_bytes` with their frames; `rate` is
+    in bits per second (None: free), `delay` in seconds. With `at_most` the bytes are upper bounds, as values in the
+    batch decide.
     """
 
     line: str
@@ -170,7 +171,11 @@ class PlanLink:
 
 @dataclass(frozen=True)
 class PlanOnce:
-    """The part of a phase that one worker runs once per step: `kind` is whole, prologue or update."""
+    """The part of a phase that one worker runs once per step: `kind` is whole, prologue or update.
+
+    `rounds` is the number of its fragments, between which it waits for values of other workers. `writes` are the paths
+    of the variables that it changes, of which `trainable` have a gradient.
+    """
 
     kind: str
     phase: int

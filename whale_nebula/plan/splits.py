@@ -50,10 +50,10 @@ def list_device_facts(plan: Plan, stage: PlanStage) -> Iterator[tuple[str, str]]
         yield kind, f"{size(total)} in {times}{describe_seconds(alike, ', ')}"
 
 
-def describe_seconds(found: Sequence[PlanCollective], before: str) -> str:
+def describe_seconds(collectives: Sequence[PlanCollective], before: str) -> str:
     """The seconds that collectives take in a step, after these words; nothing where they are unknown."""
-    known = [each.seconds * each.times for each in found if each.seconds is not None]
-    return f"{before}{duration(sum(known))}" if known and len(known) == len(found) else ""
+    known = [each.seconds * each.times for each in collectives if each.seconds is not None]
+    return f"{before}{duration(sum(known))}" if known and len(known) == len(collectives) else ""
 
 
 _NUMBERS: Mapping[str, tuple[str, int]] = {
@@ -101,13 +101,13 @@ def list_collectives(
 
 
 def time_collective(collective: PlanCollective, devices: int, ring: Line) -> float:
-    """Seconds of a collective each time, as a ring of `devices` has it: an all-reduce goes around twice."""
+    """Seconds of one run of a collective on a ring of `devices`: an all-reduce goes around twice."""
     rounds = (2 if collective.kind == ALL_REDUCE else 1) * (devices - 1)
     return ring.seconds(collective.bytes) + rounds * ring.delay
 
 
 def list_notes(cut: Cut, crossed: CrossingSizes, count: int) -> tuple[str, ...]:
-    """The notes of a cut; for an op that every device runs as a whole, with its costs in a step."""
+    """The notes of a cut. To one on an op that every device runs as a whole, the bytes that this costs are added."""
     costs: dict[str, float] = {}
     for stage, layouts in cut.layouts.items():
         fragments = _first_fragments(cut, stage)
@@ -124,9 +124,7 @@ def list_notes(cut: Cut, crossed: CrossingSizes, count: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class CrossingSizes:
-    """Sizes of collectives, for micro-batches with these `rows` and leaves with these `shapes`; the first micro-batch
-    is used for all.
-    """
+    """Sizes of tensors of split stages, for a first micro-batch of `rows[0]` rows and leaves with these `shapes`."""
 
     cut: Cut
     rows: Sequence[int]
@@ -186,11 +184,11 @@ def _list_stage_collectives(cut: Cut, stage: int, crossed: CrossingSizes, count:
                 continue
             seen.add(crossing)
             nbytes = count_bytes(each.kind, crossed.nbytes(each.value), layouts.count)
-            yield _collective(cut, key, each.kind, each.value, nbytes, fragment, count)
+            yield _make_collective(cut, key, each.kind, each.value, nbytes, fragment, count)
     for op in sorted(layouts.joint_ops):
         if graph.ops[op].type in _NUMBERS and op in fragments:
             kind, nbytes = _count_numbers(cut, layouts, op, crossed)
-            yield _collective(cut, key, kind, Value(op), nbytes, fragments[op], count)
+            yield _make_collective(cut, key, kind, Value(op), nbytes, fragments[op], count)
 
 
 def _count_numbers(cut: Cut, layouts: Layouts, op: int, crossed: CrossingSizes) -> tuple[str, float]:
@@ -200,13 +198,15 @@ def _count_numbers(cut: Cut, layouts: Layouts, op: int, crossed: CrossingSizes) 
     made = cut.program.graph.ops[op]
     kind, times = _NUMBERS[made.type]
     scores = cut.program.graph.spec(made.inputs[0])
-    each: float = crossed.nbytes(made.inputs[0]) / crossed.shape(made.inputs[0])[layouts.layout(made.inputs[0]).axis]
+    row_bytes: float = (
+        crossed.nbytes(made.inputs[0]) / crossed.shape(made.inputs[0])[layouts.layout(made.inputs[0]).axis]
+    )
     if kind == ALL_REDUCE:
-        return kind, count_bytes(kind, times * each, layouts.count)
+        return kind, count_bytes(kind, times * row_bytes, layouts.count)
     number = Spec(scores.dtype, ()).nbytes()
     best = (made.outputs[0].shape or (1,))[-1] if made.type == "TopKV2" else 1
-    each *= (best or 1) * (number + Spec(made.outputs[-1].dtype, ()).nbytes()) / number
-    return kind, count_bytes(kind, each * layouts.count, layouts.count)
+    row_bytes *= (best or 1) * (number + Spec(made.outputs[-1].dtype, ()).nbytes()) / number
+    return kind, count_bytes(kind, row_bytes * layouts.count, layouts.count)
 
 
 def _first_fragments(cut: Cut, stage: int) -> Mapping[int, Fragment]:
@@ -217,7 +217,7 @@ def _first_fragments(cut: Cut, stage: int) -> Mapping[int, Fragment]:
     return found
 
 
-def _collective(
+def _make_collective(
     cut: Cut, key: str, kind: str, value: Value, nbytes: float, fragment: Fragment, count: int
 ) -> PlanCollective:
     times = 1 if fragment.stage is None else count
@@ -232,10 +232,10 @@ def slot_bytes(cut: Cut, stage: int, slot: Variable) -> int:
     return find_local_spec(slot.spec, layouts.layout(Value(slot.op)), layouts.count, 0).nbytes()
 
 
-def shard_bytes(cut: Cut, stage: int, own: Iterable[Variable]) -> int:
-    """Bytes of a stage's `own` variables and of their slots in pieces that its first device holds."""
+def shard_bytes(cut: Cut, stage: int, variables: Iterable[Variable]) -> int:
+    """Bytes that a stage's first device holds: of these variables, and of its pieces of split variables and slots."""
     program, layouts = cut.program, cut.layouts[stage]
     pieces = [op for op, layout in layouts.variables.items() if layout.kind == SPLIT]
-    held = dict.fromkeys([*(variable.op for variable in own), *pieces])
+    held = dict.fromkeys([*(variable.op for variable in variables), *pieces])
     specs = ((program.variable_ops[op].spec, layouts.layout(Value(op))) for op in held)
     return sum(find_local_spec(spec, layout, layouts.count, 0).nbytes() for spec, layout in specs)

@@ -21,7 +21,7 @@ from whale_nebula.plan.timing import (
     predict_times,
     step_text,
 )
-from whale_nebula.report.bottleneck import MIN_WAIT_SHARE, straggler_text, suggest_micro_batches, waits
+from whale_nebula.report.bottleneck import MIN_WAIT_SHARE, mean_idle_seconds, straggler_text, suggest_micro_batches
 from whale_nebula.report.records import size
 from whale_nebula.schedule.simulate import draw_timeline
 from whale_nebula.spec import Spec
@@ -53,37 +53,37 @@ class Section(NamedTuple):
 
 def plan_text(plan: Plan) -> str:
     """The whole text: a head, and all sections that are not empty."""
-    found = [
+    lines = [
         f"plan of {plan.name}",
         f"  digest {plan.digest[:12]}, program {plan.program_digest[:12]}",
-        f"  {micro_batches(plan)}, schedule {plan.schedule}{limit_text(plan)}",
+        f"  {micro_batches_text(plan)}, schedule {plan.schedule}{limit_text(plan)}",
     ]
     if plan.considered:
         taken, binds = duration(plan.considered[0].predicted.seconds), plan.considered[0].binds
-        found.append(f"  chosen by nb.auto_parallel: predicted step time {taken}, bottleneck {binds}")
+        lines.append(f"  chosen by nb.auto_parallel: predicted step time {taken}, bottleneck {binds}")
     for title, section in {**sections(plan), "schedule": Section(lines=list(_schedule(plan)))}.items():
-        found += ["", title, *(f"  {line}".rstrip() for line in section.text())]
-    return "\n".join(found)
+        lines += ["", title, *(f"  {line}".rstrip() for line in section.text())]
+    return "\n".join(lines)
 
 
 def sections(plan: Plan) -> dict[str, Section]:
-    """The sections of a plan by title."""
+    """The sections of a plan by title, without empty ones and the schedule."""
     found = {
         "stages": _stages(plan),
         "work per step and memory": _work(plan),
         "boundaries": _boundaries(plan),
-        "split stages": _pieces(plan),
+        "split stages": _split_stages(plan),
         "collectives of split stages": _collectives(plan),
         "tensors that depend on protected inputs": list_dependences(plan, plan.protected),
         "links": _links(plan),
         "tied variables": Section(lines=list(_tied_lines(plan))),
-        "once per step": Section(lines=list(_print_once(plan))),
+        "once per step": Section(lines=list(_list_once_lines(plan))),
         "notes": Section(lines=plan.notes),
     }
     return {title: section for title, section in found.items() if section.rows or section.lines}
 
 
-def micro_batches(plan: Plan) -> str:
+def micro_batches_text(plan: Plan) -> str:
     """The division of the example's batch, in words."""
     rows = sum(plan.rows)
     if len(plan.rows) == 1:
@@ -95,7 +95,7 @@ def micro_batches(plan: Plan) -> str:
 
 
 def limit_text(plan: Plan) -> str:
-    """The user's own limit of micro-batches in flight."""
+    """The user's own limit of micro-batches in flight, to follow the schedule's name; "" without one."""
     return "" if plan.in_flight is None else f", at most {plan.in_flight} in flight"
 
 
@@ -127,7 +127,7 @@ def _stages(plan: Plan) -> Section:
     for number, stage in enumerate(plan.stages.values()):
         counts = (stage.forward_ops, stage.backward_ops, len(stage.variables), stage.parameters)
         names = (_list_words(stage.inputs), _list_words(stage.outputs))
-        who = (str(number), stage.name, stage.cluster, worker_of(stage))
+        who = (str(number), stage.name, stage.cluster, workers_text(stage))
         rows.append((*who, *(f"{count:,}" for count in counts), *names))
     return Section(head, rows, range(4, 8), _wrap(_share_lines(plan)))
 
@@ -143,8 +143,8 @@ def _share_lines(plan: Plan) -> Iterator[str]:
         order = f", in the order {' '.join(map(str, stage.order))}" if stage.order else " in turn"
         yield f"{stage.name}: replicas take {_ratio(shares)} of {count} micro-batches{order}{by}"
         took = compute_share_times(shares, stage.speeds) if stage.speeds else ()
-        if waits(took) > MIN_WAIT_SHARE * max(took, default=0.0):
-            idle = f"{100 * waits(took) / max(took):.0f} % of that time"
+        if mean_idle_seconds(took) > MIN_WAIT_SHARE * max(took, default=0.0):
+            idle = f"{100 * mean_idle_seconds(took) / max(took):.0f} % of that time"
             yield straggler_text(stage.name, took, idle, suggest_micro_batches(stage.speeds, count, rows))
 
 
@@ -152,8 +152,8 @@ def _ratio(numbers: Sequence[float]) -> str:
     return " : ".join(f"{number:g}" for number in numbers)
 
 
-def worker_of(stage: PlanStage) -> str:
-    """The workers of a stage, and its number of replicas."""
+def workers_text(stage: PlanStage) -> str:
+    """The workers of a stage, and its numbers of replicas and shards."""
     copies = [f"{stage.replicas} replicas"] * (stage.replicas > 1) + [f"{stage.shards} shards"] * (stage.shards > 1)
     return ": ".join([stage.worker, *[", ".join(copies)] * bool(copies)])
 
@@ -178,7 +178,7 @@ def _work(plan: Plan) -> Section:
 
 
 # ---------------------------------------------------------------------- sharded stages
-def _pieces(plan: Plan) -> Section:
+def _split_stages(plan: Plan) -> Section:
     """The memory of each device of a sharded stage, and the layouts of its variables."""
     rows, lines = [], []
     for stage in plan.stages.values():
@@ -203,9 +203,9 @@ def _collectives(plan: Plan) -> Section:
     total = sum(each.bytes * each.times for each in found)
     rest = [f"and {len(found) - len(rows)} more"] * (len(found) > len(rows))
     times, takes = sum(each.times for each in found), describe_seconds(found, ", which take ")
-    said = [f"each device sends {size(total)} per step in {times} collectives{takes}"] * bool(found)
+    sent = [f"each device sends {size(total)} per step in {times} collectives{takes}"] * bool(found)
     head = ("", "part", "collective", "tensor", "sent per device", *["time each"] * timed)
-    return Section(head, rows, range(4, len(head)), [*rest, *said])
+    return Section(head, rows, range(4, len(head)), [*rest, *sent])
 
 
 def _shorten(name: str, most: int = 40) -> str:
@@ -222,7 +222,7 @@ def _boundaries(plan: Plan) -> Section:
     for each in plan.boundaries:
         name = f"{each.name} (phase {each.phase})" if phases else each.name
         ends = (each.maker or "-", each.source, _list_words(each.destinations))
-        sent = [value for _, value in crossing_facts(each)]
+        sent = [value for _, value in boundary_facts(each)]
         rows.append((name, str(Spec(each.dtype, each.shape)), *ends, *sent[: 3 + timed]))
     lines = [f"{each.name}: {line}" for each in plan.boundaries for line in codec_lines(each)]
     return Section((*head, *["links busy"] * timed), rows, lines=_wrap(lines))
@@ -242,19 +242,19 @@ def list_dependences(plan: Plan, inputs: Sequence[str]) -> Section:
     return Section(("", "from", "to", *inputs, ""), rows)
 
 
-def crossing_facts(each: PlanBoundary) -> list[tuple[str, str]]:
-    """Costs of a boundary in both directions."""
-    ways = [(each.step_bytes, each.seconds, each.codec)]
+def boundary_facts(boundary: PlanBoundary) -> list[tuple[str, str]]:
+    """What a boundary costs, in both directions: pairs of a column's title and its text."""
+    ways = [(boundary.step_bytes, boundary.seconds, boundary.codec)]
     back = "not sent"
-    if each.backward:
-        ways.append((each.backward_step_bytes, each.backward_seconds, each.backward_codec))
-        several = " from each" * (len(each.destinations) > 1)
-        back = f"{_describe_sent(each.backward_bytes, each.taken[1])}{several}"
+    if boundary.backward:
+        ways.append((boundary.backward_step_bytes, boundary.backward_seconds, boundary.backward_codec))
+        several = " from each" * (len(boundary.destinations) > 1)
+        back = f"{_describe_sent(boundary.backward_bytes, boundary.taken[1])}{several}"
     total = sum(count or 0 for count, _, _ in ways)
     most = "at most " * any(has_open_size(codec) for _, _, codec in ways)
     in_step = "?" if None in (count for count, _, _ in ways) else f"{most}{size(total)}" if total else "none"
     return [
-        ("per micro-batch", _describe_sent(each.bytes, each.taken[0])),
+        ("per micro-batch", _describe_sent(boundary.bytes, boundary.taken[0])),
         ("gradient", back),
         ("sent per step", in_step),
         ("links busy", " + ".join(duration(seconds) for _, seconds, _ in ways if seconds is not None)),
@@ -265,18 +265,18 @@ def _describe_sent(count: int | None, codec: str) -> str:
     return describe_bytes("known at run time" if count is None else size(count), codec)
 
 
-def codec_lines(each: PlanBoundary) -> Iterator[str]:
+def codec_lines(boundary: PlanBoundary) -> Iterator[str]:
     """Details of a boundary's codec in addition to its bytes: conditions, content and time."""
-    rungs, back_rungs = (tuple(map(size, sizes)) for sizes in (each.rungs, each.backward_rungs))
+    rungs, back_rungs = (tuple(map(size, sizes)) for sizes in (boundary.rungs, boundary.backward_rungs))
     there, back = (
-        describe_conditions(each.taken[0], rungs=rungs),
-        describe_conditions(each.taken[1], back=True, rungs=back_rungs),
+        describe_conditions(boundary.taken[0], rungs=rungs),
+        describe_conditions(boundary.taken[1], back=True, rungs=back_rungs),
     )
     if there and there == back:
         yield f"in both directions {there}"
     else:
         yield from [there] * bool(there) + [f"gradient {back}"] * bool(back)
-    seconds = " + ".join(duration(way) for way in (each.codec_seconds, each.backward_codec_seconds) if way)
+    seconds = " + ".join(duration(way) for way in (boundary.codec_seconds, boundary.backward_codec_seconds) if way)
     if seconds:
         yield f"encoding and decoding take about {seconds} per step on one core"
 
@@ -286,14 +286,14 @@ def _links(plan: Plan) -> Section:
     rows = []
     for name, link in plan.links.items():
         held = duration(link.seconds) if link.seconds else ""
-        rows.append((name, link.line, bytes_on_link(link), *[held] * timed))
+        rows.append((name, link.line, link_bytes_text(link), *[held] * timed))
     return Section(
         ("", "rate and delay", "tensors per step", *["busy per step"] * timed), rows, lines=list(_links_bound(plan))
     )
 
 
-def bytes_on_link(link: PlanLink) -> str:
-    """Bytes that a step puts on a link."""
+def link_bytes_text(link: PlanLink) -> str:
+    """The bytes of a step's tensors on a link, in words."""
     return f"at most {size(link.bytes)}" if link.at_most else size(link.bytes)
 
 
@@ -304,7 +304,7 @@ def busiest_line(plan: Plan) -> tuple[str, float] | None:
 
 
 def _links_bound(plan: Plan) -> Iterator[str]:
-    """Sentences on the busiest link, and the speeds of stages above which it is the bottleneck of a step."""
+    """Sentences on the busiest link, and the speeds above which a stage waits for it."""
     busiest = busiest_line(plan)
     if busiest is None:
         return
@@ -339,7 +339,7 @@ _WHEN = {
 }
 
 
-def _print_once(plan: Plan) -> Iterator[str]:
+def _list_once_lines(plan: Plan) -> Iterator[str]:
     several = len({each.worker for each in plan.once}) > 1
     phased = len({each.phase for each in plan.once}) > 1
     for each in plan.once:
@@ -349,11 +349,11 @@ def _print_once(plan: Plan) -> Iterator[str]:
         yield f"{phase}{_WHEN[each.kind]}{where}: {each.ops:,} ops{rounds}{_writes(each)}"
 
 
-def _writes(each: PlanOnce) -> str:
-    counts = {"trained": each.trainable, "other": len(each.writes) - each.trainable}
+def _writes(once: PlanOnce) -> str:
+    counts = {"trained": once.trainable, "other": len(once.writes) - once.trainable}
     parts = [f"{count} {kind}" for kind, count in counts.items() if count]
     return (
-        f" write {' and '.join(parts)} variable{'s' * (len(each.writes) > 1)}" if parts else " that write no variable"
+        f" write {' and '.join(parts)} variable{'s' * (len(once.writes) > 1)}" if parts else " that write no variable"
     )
 
 
@@ -405,28 +405,28 @@ def _three(number: float) -> str:
 
 def plan_mermaid(plan: Plan) -> str:
     """The plan as Mermaid: clusters are boxes around stages; solid arrows are activations, dotted ones gradients."""
-    return "\n".join(["flowchart LR", *(f"    {line}" for line in _lines(plan))])
+    return "\n".join(["flowchart LR", *(f"    {line}" for line in _mermaid_lines(plan))])
 
 
-def _lines(plan: Plan) -> Iterator[str]:
-    crossing = {boundary.name for boundary in plan.boundaries}
+def _mermaid_lines(plan: Plan) -> Iterator[str]:
+    boundary_names = {boundary.name for boundary in plan.boundaries}
     clusters: dict[str, list[PlanStage]] = {}
     for stage in plan.stages.values():
         clusters.setdefault(stage.cluster, []).append(stage)
     for cluster, stages in clusters.items():
-        yield f'subgraph {_id("cluster", cluster)}["cluster {_text(cluster)}"]'
-        yield from (f'    {_id("stage", stage.name)}["{_label(plan, stage)}"]' for stage in stages)
+        yield f'subgraph {_id("cluster", cluster)}["cluster {_escape(cluster)}"]'
+        yield from (f'    {_id("stage", stage.name)}["{_stage_label(plan, stage)}"]' for stage in stages)
         yield "end"
     for stage in plan.stages.values():
         for leaf in stage.inputs:
-            if leaf not in crossing:
-                yield f'{_id("input", leaf)}(["{_text(leaf)}"]) --> {_id("stage", stage.name)}'
+            if leaf not in boundary_names:
+                yield f'{_id("input", leaf)}(["{_escape(leaf)}"]) --> {_id("stage", stage.name)}'
     for boundary in plan.boundaries:
         yield from _arrows(boundary)
 
 
 def _arrows(boundary: PlanBoundary) -> Iterator[str]:
-    source, spec = _id("stage", boundary.source), _text(str(Spec(boundary.dtype, boundary.shape)))
+    source, spec = _id("stage", boundary.source), _escape(str(Spec(boundary.dtype, boundary.shape)))
     for name in boundary.destinations:
         yield f'{source} -- "{spec}{_describe_codec(boundary.taken[0])}" --> {_id("stage", name)}'
         if boundary.backward:
@@ -435,13 +435,13 @@ def _arrows(boundary: PlanBoundary) -> Iterator[str]:
 
 def _describe_codec(codec: str, *, back: bool = False) -> str:
     said = describe_encoding(codec, back=back)
-    return "" if not said else f"{' ' if said.startswith('as ') else ', '}{_text(said)}"
+    return "" if not said else f"{' ' if said.startswith('as ') else ', '}{_escape(said)}"
 
 
-def _label(plan: Plan, stage: PlanStage) -> str:
+def _stage_label(plan: Plan, stage: PlanStage) -> str:
     """A stage, with a line for each fact about its devices."""
-    facts = [f"{_text(_shorten(name))}: {_text(value)}" for name, value in list_device_facts(plan, stage)]
-    return "<br/>".join([f"stage {_text(stage.name)}", f"{stage.parameters:,} parameters", *facts])
+    facts = [f"{_escape(_shorten(name))}: {_escape(value)}" for name, value in list_device_facts(plan, stage)]
+    return "<br/>".join([f"stage {_escape(stage.name)}", f"{stage.parameters:,} parameters", *facts])
 
 
 def _id(kind: str, name: str) -> str:
@@ -449,5 +449,5 @@ def _id(kind: str, name: str) -> str:
     return f"{kind}_" + re.sub(r"\W", lambda found: f"_{ord(found[0]):x}_", name)
 
 
-def _text(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace('"', "#quot;").replace("<", "#lt;").replace(">", "#gt;")

@@ -31,7 +31,7 @@ class Coding(NamedTuple):
 
 
 def list_codec_seconds(plan: Plan, names: Sequence[str]) -> dict[str, Coding]:
-    """Seconds of encoding and decoding by stage; 0 for a codec with unknown costs."""
+    """Seconds of encoding and decoding a micro-batch by stage, of those with these names; 0 for unknown costs."""
     found = dict.fromkeys(names, Coding())
 
     def add(name: str, forward: float, backward: float) -> None:
@@ -113,19 +113,19 @@ class Times:
 
     @property
     def seconds(self) -> float:
-        """Seconds of all phases together, without parts that run once per step."""
+        """The sum of the phases' durations, without parts that run once per step."""
         return sum(phase.timeline.seconds for phase in self.phases)
 
 
 def step_text(plan: Plan) -> str:
     """A sentence on the estimated step time, with the exchange between clusters."""
-    drawn = predict_times(plan).seconds
+    pipeline = predict_times(plan).seconds
     codecs = any(map(any, list_codec_seconds(plan, list(plan.stages)).values()))
     if not plan.exchange_seconds:
-        return f"estimated step time: {duration(drawn)}{' with codecs' * codecs}, plus updates"
-    own = f"{duration(drawn)} {'with codecs' if codecs else 'as drawn'}"
-    both = f"{own}, {duration(plan.exchange_seconds)} for exchanges once per step"
-    return f"estimated step time: {duration(drawn + plan.exchange_seconds)} ({both}), plus updates"
+        return f"estimated step time: {duration(pipeline)}{' with codecs' * codecs}, plus updates"
+    parts = f"{duration(pipeline)} {'with codecs' if codecs else 'as drawn'}"
+    parts += f", {duration(plan.exchange_seconds)} for exchanges once per step"
+    return f"estimated step time: {duration(pipeline + plan.exchange_seconds)} ({parts}), plus updates"
 
 
 def takes_time(plan: Plan) -> bool:
@@ -140,10 +140,10 @@ def takes_time(plan: Plan) -> bool:
 
 
 def predict_times(plan: Plan, *, most: int | None = None) -> Times:
-    """The schedule of a plan in time; `most` limits the micro-batches."""
+    """Simulate a plan's schedule, by the assumptions of this module; `most` limits the micro-batches."""
     timed = takes_time(plan)
     count = len(plan.rows) if most is None else min(len(plan.rows), most)
-    found = (_phase(plan, phase, count, timed) for phase in range(count_phases(plan)))
+    found = (_predict_phase(plan, phase, count, timed) for phase in range(count_phases(plan)))
     return Times(timed, count, tuple(each for each in found if each.stages))
 
 
@@ -165,8 +165,8 @@ def count_held(plan: Plan) -> dict[str, int]:
     return found
 
 
-def count_in_flight(plan: Plan) -> Plan:
-    """The plan with the limits of its stages filled in."""
+def fill_in_flight(plan: Plan) -> Plan:
+    """The plan with `in_flight` of its stages filled in."""
     held = count_held(plan)
     return replace(plan, stages={name: replace(s, in_flight=held[name]) for name, s in plan.stages.items()})
 
@@ -176,7 +176,7 @@ def count_phases(plan: Plan) -> int:
     return max((len(stage.runs) for stage in plan.stages.values()), default=0)
 
 
-def _phase(plan: Plan, phase: int, count: int, timed: bool) -> PhaseTimes:
+def _predict_phase(plan: Plan, phase: int, count: int, timed: bool) -> PhaseTimes:
     stages = tuple(stage for stage in plan.stages.values() if stage.runs[phase])
     if not stages:
         return PhaseTimes(phase, (), Timeline(0, ()), ())
@@ -185,19 +185,19 @@ def _phase(plan: Plan, phase: int, count: int, timed: bool) -> PhaseTimes:
     if not timed:
         hops = {pair: Hop(None, None, 0.0, None if hop.backward is None else 0.0) for pair, hop in hops.items()}
     timeline = simulate(works, hops, count, name=plan.schedule, in_flight=plan.in_flight, recompute=plan.recompute)
-    own, last = compute_pace(works, hops), len(stages) - 1
+    pace, last = compute_pace(works, hops), len(stages) - 1
     chosen = limits(
-        plan.schedule, len(stages), len(plan.rows), pace=own, in_flight=plan.in_flight,
+        plan.schedule, len(stages), len(plan.rows), pace=pace, in_flight=plan.in_flight,
         replicas=[work.replicas for work in works], orders=[work.order for work in works],
     )  # fmt: skip
     fused = [place == last for place in range(len(stages))]
-    later = choose_delays(chosen, len(plan.rows), fused, pace=own, in_flight=plan.in_flight, recompute=plan.recompute)
+    later = choose_delays(chosen, len(plan.rows), fused, pace=pace, in_flight=plan.in_flight, recompute=plan.recompute)
     return PhaseTimes(phase, stages, timeline, chosen, later)
 
 
 # ---------------------------------------------------------------------- the simulator's input
 def _works(plan: Plan, stages: Sequence[PlanStage], phase: int, timed: bool) -> Iterator[Work]:
-    """Simulated work of the stages, for their fastest replicas."""
+    """The work of the stages for a micro-batch, in their fastest replicas: in seconds, or in units unless `timed`."""
     codecs = list_codec_seconds(plan, [stage.name for stage in stages]) if timed else {}
     for stage in stages:
         taken = {"F": 1.0, "B": _BACKWARD, "W": _BACKWARD / 2}

@@ -146,11 +146,11 @@ BITS |= {"complex128": BITS["float64"], "complex64": BITS["float32"]}
 """The relative value of the last bit of a number, by element type."""
 
 Values = Mapping[str, Any]
-"""Variables' values by their path."""
+"""The values of variables by path."""
 
 
 class Tolerance(NamedTuple):
-    """Tolerances: relative for returned tensors, and relative to the update for variables."""
+    """Relative tolerances: of returned tensors, and of variables, relative to their change in the step."""
 
     value: float
     update: float
@@ -161,7 +161,7 @@ EXACT, HALF = Tolerance(1e-5, 1e-3), Tolerance(1e-2, 1e-2)
 
 @dataclass(frozen=True)
 class State:
-    """The result of a run: returned tensors, and variables."""
+    """The tensors that a step returned, and the variables after it."""
 
     returned: Sequence[Any]
     variables: Values
@@ -169,7 +169,7 @@ class State:
 
 @dataclass(frozen=True)
 class Runs:
-    """Two runs from one state, and for each variable the effect of rounding alone on its update."""
+    """One step, uncut and by the plan, from the same variables; `noise` is the norm of what rounding alone changes."""
 
     initial_values: Values
     uncut: State
@@ -200,7 +200,8 @@ def _variable(path: str, runs: Runs, tolerance: Tolerance) -> Row:
 
 
 def distance(a: Any, b: Any) -> float:
-    """Distance of two tensors. NaN equals NaN.
+    """The norm of the difference of two tensors, or the number of unequal elements if their type is exact; infinite for
+    different shapes or types. NaN equals NaN.
 
     >>> distance(tf.constant([1.0, math.nan]), tf.constant([1.5, math.nan]))
     0.5
@@ -218,13 +219,13 @@ def distance(a: Any, b: Any) -> float:
 
 
 def change(before: Any, after: Any) -> Any:
-    """The change of a variable by a step; a variable with another shape counts as all changed."""
+    """The change of a variable by a step; if the step changed its shape, the new value."""
     return _subtract(_numbers(after), _numbers(before)) if before.shape == after.shape else _numbers(after)
 
 
 def noise(before: Values, after: Values, near: Values, near_after: Values) -> dict[str, float]:
-    """Norm of the difference between each variable's updates from a state and from one that is `near`: the model's own
-    sensitivity.
+    """By path, the norm of the difference between a variable's updates from `before` and from the nearly equal values
+    `near`: the effect of rounding.
     """
     floating = [path for path, value in after.items() if is_inexact(value)]
     pairs = {path: (change(near[path], near_after[path]), change(before[path], after[path])) for path in floating}
@@ -232,19 +233,19 @@ def noise(before: Values, after: Values, near: Values, near_after: Values) -> di
 
 
 def nudge(value: Any, bit: float, seed: int) -> Any:
-    """A tensor with each of its numbers a bit larger or smaller."""
+    """A tensor whose numbers are each randomly larger or smaller by the relative difference `bit`."""
     signs = np.random.default_rng(seed).choice((-1.0, 1.0), tuple(value.shape))
     wide = tf.complex128 if value.dtype.is_complex else tf.float64
     return tf.cast(tf.cast(value, wide).numpy() * (1.0 + bit * signs), value.dtype)
 
 
-def is_not_numeric(tensor: Any) -> bool:
+def has_nonfinite(tensor: Any) -> bool:
     """Whether a tensor contains a NaN or an infinity."""
     return is_inexact(tensor) and not np.isfinite(_numbers(tensor)).all()
 
 
 def is_inexact(tensor: Any) -> bool:
-    """Whether a tensor's type is inexact.
+    """Whether a tensor's type is floating-point or complex, so that results are rounded.
 
     >>> is_inexact(tf.zeros([2], tf.complex64)), is_inexact(tf.zeros([2], tf.int32))
     (True, False)

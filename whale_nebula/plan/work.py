@@ -93,16 +93,16 @@ _NEAR = 200
 
 @dataclass(frozen=True)
 class StageVariables:
-    """The holders of variables in a Cut."""
+    """The variables and optimizer slots of each stage of a Cut, found by the ops that read and write them."""
 
     cut: Cut
 
     def list_variables(self, stage: int) -> tuple[Variable, ...]:
         """The variables of a stage, in the order in which its ops read them."""
         variables = self.cut.program.variable_ops
-        return tuple(variables[op] for op in self.list_readers(stage))
+        return tuple(variables[op] for op in self.find_first_readers(stage))
 
-    def list_readers(self, stage: int) -> Mapping[int, int]:
+    def find_first_readers(self, stage: int) -> Mapping[int, int]:
         """For each variable of a stage (the op that holds it), the first op that reads it."""
         return self._readers[stage]
 
@@ -117,10 +117,10 @@ class StageVariables:
         return tuple(self._find_readers(stage) for stage in range(len(self.cut.program.stages)))
 
     def _find_readers(self, stage: int) -> dict[int, int]:
-        pieces = [found for phase in self.cut.phases for found in phase.stages if found.stage == stage]
+        phases = [found for phase in self.cut.phases for found in phase.stages if found.stage == stage]
         found: dict[int, int] = {}
-        for piece in pieces:
-            for op, reader in self._read(piece).items():
+        for phase in phases:
+            for op, reader in self._read(phase).items():
                 found.setdefault(op, reader)
         layers = {_layer(self.cut.program.variable_ops[op]) for op in found} - {""}
         for op, writer in self._only_written.items():
@@ -128,12 +128,12 @@ class StageVariables:
                 found.setdefault(op, writer)
         return found
 
-    def _read(self, piece: StagePhase) -> dict[int, int]:
+    def _read(self, phase: StagePhase) -> dict[int, int]:
         """The variables on which ops of the stage depend, each with its first reader; metrics are omitted."""
         graph, variables = self.cut.program.graph, self.cut.program.variable_ops
         # without training, variables written outside scopes are metrics
         ignored = {} if self.cut.program.requests else self._only_written
-        fragments = list(piece.fragments)
+        fragments = list(phase.fragments)
         needed = {op for fragment in fragments for op in self._ends(fragment)}
         found: dict[int, int] = {}
         for index in sorted({op for fragment in fragments for op in fragment.ops}, reverse=True):
@@ -161,7 +161,7 @@ class StageVariables:
         the variables that it reads.
         """
         ops, variables = self.cut.program.graph.ops, self.cut.program.variable_ops
-        writers = (op for op in ops if op.stage is None and find_written(op))
+        writers = (op for op in ops if op.stage is None and writes_variable(op))
         return {value.op: op.index for op in writers for value in op.inputs if value.op in variables}
 
     # ------------------------------------------------------------------ slots
@@ -172,7 +172,7 @@ class StageVariables:
         owned = frozenset(op for readers in self._readers for op in readers)
         found: dict[int, int] = {}
         for op in graph.ops:
-            if op.stage is None and find_written(op):
+            if op.stage is None and writes_variable(op):
                 for value in op.inputs:
                     if value.op in variables and value.op not in owned and value.op not in found:
                         owner = self._nearest(op, variables[value.op], owned)
@@ -204,7 +204,7 @@ class StageVariables:
         return read[0] if read else None
 
 
-def find_written(op: Op) -> bool:
+def writes_variable(op: Op) -> bool:
     """Whether an op changes one of its variables, by its type."""
     return op.stateful and op.type not in READS
 
@@ -231,17 +231,19 @@ def memory_of(graph: Graph, value: Value) -> Value:
 
 @dataclass(frozen=True)
 class StageWork:
-    """The costs of a Cut whose first micro-batch has `rows` rows; `shapes` are those of its leaves in the example."""
+    """FLOPs and activation bytes of a Cut's stages, for a first micro-batch of `rows` rows. `shapes` are those of the
+    leaves in the example, `subject` is the model's name in a step of Keras's.
+    """
 
     cut: Cut
-    holdings: StageVariables
+    stage_variables: StageVariables
     rows: int
     shapes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     subject: str = ""
 
     @cached_property
-    def effort(self) -> FlopCounter:
-        """Sizes and costs of everything that micro-batches compute."""
+    def flop_counter(self) -> FlopCounter:
+        """The FLOPs of all ops of a micro-batch, with the sizes of what they compute and read."""
         program = self.cut.program
         leaves = {Value(op): shape for op, shape in self.shapes.items()}
         like = {feed: arrival.boundary for feed, (_, arrival) in program.arrivals.items()}
@@ -251,44 +253,44 @@ class StageWork:
         sizes = Sizes(program.graph, self.rows, leaves, like=like)
         return FlopCounter(sizes.follow(sorted(ops | like.keys() | self.shapes.keys())))
 
-    def list_pieces(self, stage: int) -> list[StagePhase]:
-        """The fragments of a stage, phase by phase."""
+    def list_phases(self, stage: int) -> list[StagePhase]:
+        """The stage's fragments in each phase."""
         return [found for phase in self.cut.phases for found in phase.stages if found.stage == stage]
 
-    def list_piece_ops(self, piece: StagePhase, *, backward: bool) -> list[int]:
-        """The ops of a piece's forward, or of its backward; with recompute the latter includes the former's."""
+    def list_phase_ops(self, phase: StagePhase, *, backward: bool) -> list[int]:
+        """The ops of a stage's forward in a phase, or of its backward, which includes the forward's with recompute."""
         request_of = self.cut.program.request_of
-        if piece.backward is not None:
-            own = piece.fragments[-1 - (piece.weights is not None) :] if backward else (piece.forward,)
+        if phase.backward is not None:
+            own = phase.fragments[-1 - (phase.weights is not None) :] if backward else (phase.forward,)
             return sorted(list_ops_in(fragment for fragment in own if fragment is not None))
-        return [op for op in list_ops_in(piece.fragments) if (request_of(op) is not None) == backward]
+        return [op for op in list_ops_in(phase.fragments) if (request_of(op) is not None) == backward]
 
     def count_flops(self, stage: int, *, backward: bool) -> int:
-        """Floating-point operations for the first micro-batch."""
+        """Floating-point operations of a stage's forward or backward for the first micro-batch, in all phases."""
         return sum(
-            self.effort.flops(self.list_piece_ops(piece, backward=backward)) for piece in self.list_pieces(stage)
+            self.flop_counter.flops(self.list_phase_ops(phase, backward=backward)) for phase in self.list_phases(stage)
         )
 
     def count_weights_flops(self, stage: int) -> int:
-        """FLOPs of gradients of weights that are separate from the rest of the backward."""
-        own = (piece.weights.ops for piece in self.list_pieces(stage) if piece.weights is not None)
-        return sum(map(self.effort.flops, own))
+        """Floating-point operations of gradients of weights that are separate from the rest of the backward."""
+        own = (phase.weights.ops for phase in self.list_phases(stage) if phase.weights is not None)
+        return sum(map(self.flop_counter.flops, own))
 
-    def count_kept_bytes(self, piece: StagePhase) -> dict[Value, int]:
-        """The tensors that a piece's backward receives from its forward, with their bytes.
+    def count_kept_bytes(self, phase: StagePhase) -> dict[Value, int]:
+        """The tensors that a stage's backward receives from its forward, with their bytes.
 
         If the two are separate functions these are the outputs passed between them, else the values that the backward
         ops read from the forward ops. Constants, variables and the batch do not count, and tensors that share memory
         count once. If gradients of weights are separate, the larger of the two sets counts.
         """
-        own = self._kept_for(piece, piece.backward, () if piece.forward is None else piece.forward.ops)
-        if piece.weights is None:
+        own = self._kept_for(phase, phase.backward, () if phase.forward is None else phase.forward.ops)
+        if phase.weights is None:
             return own
-        made = list_ops_in(each for each in piece.fragments if each is not piece.weights)
-        later = self._kept_for(piece, piece.weights, made | self.cut.program.arrivals.keys())
+        made = list_ops_in(each for each in phase.fragments if each is not phase.weights)
+        later = self._kept_for(phase, phase.weights, made | self.cut.program.arrivals.keys())
         return max(own, later, key=lambda found: sum(found.values()))
 
-    def _kept_for(self, piece: StagePhase, fragment: Fragment | None, before: Collection[int]) -> dict[Value, int]:
+    def _kept_for(self, phase: StagePhase, fragment: Fragment | None, before: Collection[int]) -> dict[Value, int]:
         """The inputs of a function computed by ops before it; without a function, the values that backward ops of the
         only function read from its forward ops.
         """
@@ -297,7 +299,7 @@ class StageWork:
             crossing = {boundary.value for boundary in self.cut.boundaries}
             values = [value for value in fragment.feeds if value.op in before or value in crossing]
         else:
-            ops = list_ops_in(piece.fragments)
+            ops = list_ops_in(phase.fragments)
             behind = (op for op in ops if program.request_of(op) is not None)
             inside = [op for op in behind if program.graph.ops[op].type not in SHAPE_OPS]
             read = dict.fromkeys(value for op in inside for value in program.graph.ops[op].inputs)
@@ -308,33 +310,33 @@ class StageWork:
             op = program.graph.ops[memory.op]
             if op.role != CAPTURE and op.index not in program.leaf_ops and op.type not in ("Const", "ReadVariableOp"):
                 counted[memory] = value
-        return {value: self.effort.nbytes(value) for value in counted.values()}
+        return {value: self.flop_counter.nbytes(value) for value in counted.values()}
 
     # ------------------------------------------------------------------ layers
-    def list_layers(self, stage: int, steps: float) -> tuple[PlanLayer, ...]:
-        """The layers of a stage, in the order of their first op, with FLOPs for these micro-batches."""
+    def list_layers(self, stage: int, factor: float) -> tuple[PlanLayer, ...]:
+        """The layers of a stage, in the order of their first op, with the first micro-batch's FLOPs times `factor`."""
         ops, variables, names = self.cut.program.graph.ops, self.cut.program.variable_ops, self.names
         rows: dict[str, Counter[str]] = {}
 
         def add(op: int | None, **counts: int) -> None:
             rows.setdefault("" if op is None else names.find_layer(ops[op].name), Counter()).update(counts)
 
-        pieces, forward = self.list_pieces(stage), self.list_ops(stage, backward=False)
+        phases, forward = self.list_phases(stage), self.list_ops(stage, backward=False)
         for backward, kind in ((False, "forward_ops"), (True, "backward_ops")):
             for op in sorted(self.list_ops(stage, backward=backward)):
                 add(op, **{kind: 1})
-            for op in (op for piece in pieces for op in self.list_piece_ops(piece, backward=backward)):
-                add(op, flops=round(self.effort.count_op(ops[op]) * steps))
-        for value, size in (item for piece in pieces for item in self.count_kept_bytes(piece).items()):
+            for op in (op for phase in phases for op in self.list_phase_ops(phase, backward=backward)):
+                add(op, flops=round(self.flop_counter.count_op(ops[op]) * factor))
+        for value, size in (item for phase in phases for item in self.count_kept_bytes(phase).items()):
             add(value.op if value.op in forward else None, activation_bytes=size)
-        for variable, reader in self.holdings.list_readers(stage).items():
-            add(reader, parameters=parameters(variables[variable].spec))
+        for variable, reader in self.stage_variables.find_first_readers(stage).items():
+            add(reader, parameters=count_parameters(variables[variable].spec))
         return tuple(PlanLayer(name, **counts) for name, counts in rows.items())
 
     def list_ops(self, stage: int, *, backward: bool) -> set[int]:
         """The ops of a stage that come from the user's code, or (`backward`) from differentiation."""
         request_of = self.cut.program.request_of
-        ops = list_ops_in(fragment for piece in self.list_pieces(stage) for fragment in piece.fragments)
+        ops = list_ops_in(fragment for phase in self.list_phases(stage) for fragment in phase.fragments)
         return {op for op in ops if (request_of(op) is not None) == backward}
 
     @cached_property
@@ -344,6 +346,6 @@ class StageWork:
         return LayerNames(self.subject, frozenset(part for path in paths for part in path.split("/")[:-1]))
 
 
-def parameters(spec: Spec) -> int:
+def count_parameters(spec: Spec) -> int:
     """The number of a variable's parameters; 0 for one that is not floating-point, such as a seed or a counter."""
     return prod(axis or 1 for axis in spec.shape or ()) if spec.floating else 0

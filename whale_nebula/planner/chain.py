@@ -81,7 +81,7 @@ class Layers:
 
     `variables` are the paths of each block's variables with the number of the reader that is in it; `forward`,
     `backward` and `update` the work of each block's ops, and `ops` these ops. `is_random` is whether the forward draws
-    random numbers, `written_ranges` the first and last block of each stage defined by a scope. `tensors` are those that
+    random numbers, `written_ranges` the range of blocks of each stage defined by a scope. `tensors` are those that
     cross at each cut, and `readers` the blocks that read each input, by its number.
     """
 
@@ -136,7 +136,7 @@ class _ChainBuilder:
     def __post_init__(self) -> None:
         self.graph = self.program.graph
         self.sizes = size_values(self.program, self.rows, self.shapes)
-        self.effort = FlopCounter(self.sizes)
+        self.flop_counter = FlopCounter(self.sizes)
         self.batch = self.program.batch_dependent_ops
         self.requests = self.program.requests[:1]
         self.backward_ops = {op for request in self.program.requests for op in request.backward}
@@ -158,10 +158,10 @@ class _ChainBuilder:
         variables = self._list_variables(order, weighted, count)
         there, back, cuttable, tensors = self._size_cuts(order, starts, weighted)
         weights, slots, gradients, largest, tied, apart = self._size_weights(variables, count)
-        block_of_op = self._find_homes(count)
+        block_of_op = self._find_backward_blocks(count)
         held, transient = self._size_activations(block_of_op, count)
         self._forbid_cuts_of_state(cuttable, apart)
-        written = self._find_written(cuttable)
+        written = self._bound_written_stages(cuttable)
         later, parted = self._find_deferrable(block_of_op, count)
         chain = Chain(
             self._name_blocks(variables, written), weights, slots, gradients, held, transient,
@@ -194,7 +194,7 @@ class _ChainBuilder:
         graph = self.graph
         depth = [0.0] * len(graph)
         for op in graph.ops:
-            own = 1.0 + self.effort.count_op(op) if op.index not in self.backward_ops else 0.0
+            own = 1.0 + self.flop_counter.count_op(op) if op.index not in self.backward_ops else 0.0
             depth[op.index] = own + max((depth[value.op] for value in op.inputs), default=0.0)
         found: dict[int, None] = {}
         stack = [(op, False) for op in reversed(self._list_end_ops())]
@@ -268,8 +268,10 @@ class _ChainBuilder:
         stages = {block: key for key, (begin, end) in written.items() for block in range(begin, end)}
         return tuple(_layer(each[0][0]) if each else stages.get(n, "") for n, each in enumerate(variables))
 
-    def _find_written(self, cuttable: np.ndarray) -> dict[str, tuple[int, int]]:
-        """The first and last block of each stage defined by a scope; cuts are allowed between them, not inside."""
+    def _bound_written_stages(self, cuttable: np.ndarray) -> dict[str, tuple[int, int]]:
+        """The range of blocks of each stage defined by a scope; in `cuttable`, allow cuts between these stages, and
+        forbid those inside.
+        """
         found: dict[str, tuple[int, int]] = {}
         for op, stage in self.stages.items():
             block = self.block[op]
@@ -397,10 +399,11 @@ class _ChainBuilder:
         as the gradient of a constant.
         """
         held, transient = np.zeros(count), np.zeros(count)
-        asked = [value.op for request in self.program.requests for part in request.parts for value in part.values]
-        asked += [flow.gradient.op for request in self.program.requests for flow in request.flows]
-        asked += [op for request in self.program.requests for _, op in request.effects]
-        behind = {op for op in self.graph.ascend(asked) & self.backward_ops if self.graph.ops[op].type not in SHAPE_OPS}
+        results = [value.op for request in self.program.requests for part in request.parts for value in part.values]
+        results += [flow.gradient.op for request in self.program.requests for flow in request.flows]
+        results += [op for request in self.program.requests for _, op in request.effects]
+        needed = self.graph.ascend(results) & self.backward_ops
+        behind = {op for op in needed if self.graph.ops[op].type not in SHAPE_OPS}
         counted: set[Value] = set()
         for op, block in self.block.items():
             for value in self.graph.ops[op].values:
@@ -429,7 +432,7 @@ class _ChainBuilder:
                 cuttable[min(blocks) + 1 : max(blocks) + 1] = False
 
     # ------------------------------------------------------------------ work
-    def _find_homes(self, count: int) -> dict[int, int]:
+    def _find_backward_blocks(self, count: int) -> dict[int, int]:
         """The block of each op of the backward: that of the op whose gradient it computes, by its name or name scope,
         else that of the backward's ops that it reads.
         """
@@ -452,7 +455,6 @@ class _ChainBuilder:
     def _list_ops(
         self, block_of_op: Mapping[int, int], variables: Sequence[Sequence[tuple[str, int]]], count: int
     ) -> BlockOps:
-        """The ops of each block."""
         return BlockOps(
             *(_group_by_block(each, count) for each in (self.block, block_of_op, self._list_updates(variables)))
         )
@@ -483,7 +485,7 @@ class _ChainBuilder:
 
         for op in (self.graph.ops[index] for index in after):
             for place, value in enumerate(op.inputs):  # an IdentityN passes each value separately
-                if not self._is_number(value):
+                if not self._is_scalar(value):
                     joined[find(self._end(value))] = find(self._end(Value(op.index, place)))
         block_of_op: dict[Value, set[int]] = {}
         for value, block in roots.items():
@@ -494,7 +496,7 @@ class _ChainBuilder:
     def _end(self, value: Value) -> Value:
         return value if self.graph.ops[value.op].type == "IdentityN" else Value(value.op)
 
-    def _is_number(self, value: Value) -> bool:
+    def _is_scalar(self, value: Value) -> bool:
         """Whether a value is a scalar, or a scalar variable."""
         held = self.program.variable_ops.get(value.op)
         return (self.graph.spec(value) if held is None else held.spec).scalar
@@ -540,7 +542,11 @@ class _ChainBuilder:
         moved = sum(map(self.sizes.nbytes, (*dict.fromkeys(op.inputs), *op.values)))
         by_rows = any(shape and self.rows > 1 and prod(shape) >= self.rows for shape in self._list_shapes(op))
         return OpWork(
-            _kernel(op), float(self.effort.count_op(op)), 0.0 if op.type in _FREE else float(moved), by_rows, later
+            _kernel(op),
+            float(self.flop_counter.count_op(op)),
+            0.0 if op.type in _FREE else float(moved),
+            by_rows,
+            later,
         )
 
     def _list_shapes(self, op: Op) -> list[tuple[int, ...]]:
@@ -548,7 +554,7 @@ class _ChainBuilder:
         return [self.sizes.shape(value) for value in (*op.inputs, *op.values) if self._has_rows(value)]
 
     def _has_rows(self, value: Value) -> bool:
-        """Whether the size of a value is open."""
+        """Whether a value's shape has an unknown axis, as those with the batch's rows have."""
         return None in (self.graph.spec(value).shape or (None,))
 
 

@@ -145,7 +145,7 @@ def op_seconds(device: Device, kernel: str, flops: float, moved: float) -> float
 
 
 def find_grounds(layers: Layers, clusters: Clusters, measured: Measured | None = None) -> Grounds:
-    """The sources of predictions for these clusters."""
+    """The sources of predicted computing times, as shares of those of all blocks on all clusters."""
     shares = np.zeros(4)
     for cluster in clusters.clusters:
         blocks = (measured or {}).get(cluster.name)
@@ -198,26 +198,26 @@ def code_crossing(
     rows: int,
     measured: Mapping[str, float],
 ) -> CodecCosts:
-    """Costs of crossing at each cut by these ways, for this number of rows; see `code_crossings`."""
+    """Costs of crossing at each cut with these encodings, of tensors and of gradients; see `code_crossings`."""
     sizes, seconds = np.zeros((2, len(tensors))), np.zeros((4, len(tensors)))
     for cut, crossing in enumerate(tensors):
         for each in crossing:
-            for direction, way, forward in ((0, there, None), (1, back, there))[: 1 + each.returns]:
+            for direction, encoding, forward in ((0, there, None), (1, back, there))[: 1 + each.returns]:
                 coded = bool(each.dims) and Spec(each.dtype, each.dims).floating
                 text = str(forward) if forward is not None else None
-                size = payload_bytes(str(way), each.dtype, each.dims, text) if coded else each.nbytes
+                size = payload_bytes(str(encoding), each.dtype, each.dims, text) if coded else each.nbytes
                 sizes[direction, cut] += size / rows
                 if coded:
-                    taken = _coding_seconds(each, way, forward, measured)
+                    taken = _coding_seconds(each, encoding, forward, measured)
                     seconds[2 * direction : 2 * direction + 2, cut] += np.array(taken) / rows
     return CodecCosts(name, sizes[0], sizes[1], seconds)
 
 
 def _coding_seconds(
-    tensor: Tensor, way: Encoding, forward: Encoding | None, measured: Mapping[str, float]
+    tensor: Tensor, encoding: Encoding, forward: Encoding | None, measured: Mapping[str, float]
 ) -> tuple[float, float]:
     """Seconds to encode and to decode a tensor or its gradient; 0 for a codec with unknown costs."""
-    used = used_codec(way, tensor.dtype, tensor.dims, forward)
+    used = used_codec(encoding, tensor.dtype, tensor.dims, forward)
     if used is not None and str(used) in measured:
         each = measured[str(used)] * tensor.nbytes / 2.0
         return each, each
@@ -239,6 +239,8 @@ class MeasuredBlocks:
     >>> found = MeasuredBlocks.from_points({"forward": {1: {4: 6.0, 8: 10.0}}, "backward": {}, "update": {}}, 2)
     >>> found.forward.tolist(), MeasuredBlocks.from_plain(found.to_plain(), 2).forward[1, 1].item()
     ([[nan, 2.0, nan], [nan, 1.0, nan]], 1.0)
+    >>> MeasuredBlocks.from_plain({"forward": {"0": 5, "1": [1.0], "2": ["a", "b"], "9": [1.0, 2.0]}}, 2).has(0, 0)
+    False
     """
 
     forward: Array
@@ -267,9 +269,9 @@ class MeasuredBlocks:
                     made[kind][:, block] = min(seconds.values()), 0.0
         return cls(**made, adding=adding, python=python, cores=cores)
 
-    def has(self, way: int, block: int) -> bool:
+    def has(self, direction: int, block: int) -> bool:
         """Whether the forward (0) or the backward (1) of a block was measured."""
-        return not np.isnan((self.forward, self.backward)[way][0, block])
+        return not np.isnan((self.forward, self.backward)[direction][0, block])
 
     def to_plain(self) -> dict[str, Any]:
         """The form for JSON, without blocks that were not measured."""
@@ -285,11 +287,14 @@ class MeasuredBlocks:
         for kind, own in made.items():
             given = plain.get(kind) if isinstance(plain, dict) else None
             for block, pair in (given if isinstance(given, dict) else {}).items():
-                if block.isdecimal() and int(block) <= count and len(pair) == 2:
+                is_valid = (
+                    isinstance(pair, list) and len(pair) == 2 and all(isinstance(each, int | float) for each in pair)
+                )
+                if is_valid and block.isdecimal() and int(block) <= count:
                     own[:, int(block)] = pair
         others = plain if isinstance(plain, dict) else {}
-        told = map(others.get, ("adding", "python"))
-        adding, python = (each if isinstance(each, float) else math.nan for each in told)
+        numbers = map(others.get, ("adding", "python"))
+        adding, python = (each if isinstance(each, float) else math.nan for each in numbers)
         cores = others.get("cores")
         return cls(**made, adding=adding, python=python, cores=max(cores, 1) if isinstance(cores, int) else 1)
 
@@ -304,8 +309,8 @@ def find_slowest(every: Sequence[MeasuredBlocks], rows: int) -> MeasuredBlocks |
     return max(known, key=lambda each: _total(each, rows), default=None)
 
 
-def _total(each: MeasuredBlocks, rows: int) -> float:
-    directions = (each.forward, each.backward)
+def _total(blocks: MeasuredBlocks, rows: int) -> float:
+    directions = (blocks.forward, blocks.backward)
     return float(sum(np.nansum(direction[0]) + rows * np.nansum(direction[1]) for direction in directions))
 
 
@@ -331,12 +336,12 @@ class Subgraph:
 
 def list_subgraphs(program: Program, ops: BlockOps) -> Iterator[Subgraph]:
     """The subgraphs of a program's blocks, and of all together, without those with effects on more than variables."""
-    making = _SubgraphBuilder(program, ops)
+    builder = _SubgraphBuilder(program, ops)
     for kind, blocks in zip(_APART, (ops.forward, ops.backward, ops.update), strict=True):
         every = tuple(sorted(op for own in blocks for op in own))
         for block, own in ((WHOLE, every), *enumerate(blocks)):
-            yield from making.subgraph(kind, block, own)
-    yield from making.subgraph(
+            yield from builder.subgraph(kind, block, own)
+    yield from builder.subgraph(
         _FUSED, WHOLE, [op for blocks in (ops.forward, ops.backward) for own in blocks for op in own]
     )
 
@@ -347,7 +352,7 @@ class _SubgraphBuilder:
     ops: BlockOps
 
     @cached_property
-    def homes(self) -> dict[int, tuple[str, int]]:
+    def block_of_op(self) -> dict[int, tuple[str, int]]:
         """The kind and the block of each op that belongs to one."""
         kinds = zip(_APART, (self.ops.forward, self.ops.backward, self.ops.update), strict=True)
         return {op: (kind, block) for kind, blocks in kinds for block, own in enumerate(blocks) for op in own}
@@ -357,30 +362,30 @@ class _SubgraphBuilder:
         """The results of the backward."""
         return frozenset(v for request in self.program.requests for part in request.parts for v in part.values)
 
-    def subgraph(self, kind: str, block: int, own: Sequence[int]) -> Iterator[Subgraph]:
+    def subgraph(self, kind: str, block: int, ops: Sequence[int]) -> Iterator[Subgraph]:
         """The subgraph of these ops, if they can be run."""
-        fragment = self._fragment(kind, own)
+        fragment = self._fragment(kind, ops)
         if fragment is not None:
             text = format_subgraph(self.program.graph, fragment.ops, fragment.feeds, fragment.fetches)
             yield Subgraph(kind, block, fragment, text)
 
-    def _fragment(self, kind: str, own: Sequence[int]) -> Fragment | None:
+    def _fragment(self, kind: str, members: Sequence[int]) -> Fragment | None:
         """The ops of a block, with those of their inputs that depend neither on the batch nor on gradients."""
         graph = self.program.graph
-        own = [op for op in own if not graph.ops[op].role]
-        inside = set(own)
-        stack = [value.op for op in own for value in graph.ops[op].inputs]
+        members = [op for op in members if not graph.ops[op].role]
+        inside = set(members)
+        stack = [value.op for op in members for value in graph.ops[op].inputs]
         while stack:
             op = graph.ops[stack.pop()]
             if op.index not in inside and self._is_shared(op):
                 inside.add(op.index)
                 stack += [value.op for value in op.inputs]
-        if not own or any(self._is_refused(graph.ops[op]) for op in inside):
+        if not members or any(self._is_refused(graph.ops[op]) for op in inside):
             return None
         ops = tuple(sorted(inside))
         read = {value for op in ops for value in graph.ops[op].inputs if value.op not in inside}
         feeds = sorted(value for value in read if graph.ops[value.op].role != CAPTURE)
-        fetches = [value for op in own for value in graph.ops[op].values if self._is_wanted(value, inside)]
+        fetches = [value for op in members for value in graph.ops[op].values if self._is_read_elsewhere(value, inside)]
         return Fragment(kind, 0, None, "", 0, ops, tuple(feeds), tuple(fetches))
 
     def _is_shared(self, op: Op) -> bool:
@@ -401,9 +406,9 @@ class _SubgraphBuilder:
         handles = find_written_handles(op, graph)
         return not handles or any(handle not in self.program.variable_ops for handle in handles)
 
-    def _is_wanted(self, value: Value, inside: set[int]) -> bool:
+    def _is_read_elsewhere(self, value: Value, inside: set[int]) -> bool:
         """Whether ops outside the block read a value."""
         if value in self.gradients:
             return True
         readers = (reader.index for reader in self.program.graph.consumers(value))
-        return any(reader in self.homes and reader not in inside for reader in readers)
+        return any(reader in self.block_of_op and reader not in inside for reader in readers)

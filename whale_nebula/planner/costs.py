@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from whale_nebula.passes.backward_split import MIN_SHARE
-from whale_nebula.planner.problem import Array, Part, Problem, Way
+from whale_nebula.planner.problem import Array, Parallelism, Part, Problem
 from whale_nebula.schedule.lines import Line
 
 DEEPEST = 24
@@ -51,7 +51,7 @@ class Costs:
         return self.problem.rows_of(self.micro_batches)
 
     @cached_property
-    def ways(self) -> tuple[Array, Array]:
+    def direction_seconds(self) -> tuple[Array, Array]:
         """Prefix sums of the seconds of forward and backward, a row for each cluster, without costs of calls."""
         forward = np.stack([cluster.forward[0] + self.rows * cluster.forward[1] for cluster in self.problem.clusters])
         backward = np.stack(
@@ -90,7 +90,7 @@ class Costs:
         """Lower bounds for plans without sharding: seconds of one micro-batch through all blocks, and of a step with
         all workers busy all the time.
         """
-        clusters, busy = self.problem.clusters, np.diff(self.ways[0] + self.ways[1])
+        clusters, busy = self.problem.clusters, np.diff(self.direction_seconds[0] + self.direction_seconds[1])
         fused = min(1.0, *(cluster.fused_ratio for cluster in clusters))
         single = (busy - np.diff(self._deferred[0])).min(0).sum()
         step = self.micro_batches * busy.min(0).sum() / sum(cluster.workers for cluster in clusters)
@@ -99,7 +99,7 @@ class Costs:
     @cached_property
     def has_backward(self) -> bool:
         """Whether the program has a backward."""
-        return bool(self.ways[1][:, -1].any())
+        return bool(self.direction_seconds[1][:, -1].any())
 
     @cached_property
     def updates(self) -> Array:
@@ -139,11 +139,11 @@ class Costs:
     def size_crossing(self, one: Part, other: Part) -> tuple[float, float, Array]:
         """Costs of a micro-batch between two stages: bytes there and back, and seconds to encode and to decode them."""
         chain, at = self.problem.chain, other.begin
-        way = chain.uncompressed if one.cluster == other.cluster else chain.codec_choices[other.codec]
+        codec = chain.uncompressed if one.cluster == other.cluster else chain.codec_choices[other.codec]
         return (
-            float(way.sent_bytes[at]) * self.rows,
-            float(way.returned_bytes[at]) * self.rows,
-            way.seconds[:, at] * self.rows,
+            float(codec.sent_bytes[at]) * self.rows,
+            float(codec.returned_bytes[at]) * self.rows,
+            codec.seconds[:, at] * self.rows,
         )
 
     def seconds(self, cluster: int, shards: int = 1) -> Array:
@@ -181,7 +181,7 @@ class Costs:
 
     def _spread(self, cluster: int, shards: int, backward: bool) -> Array:
         """Prefix sums of the seconds of forward or backward with variables in `shards` pieces."""
-        total, calls = self.ways[backward][cluster], self._calls[backward][cluster]
+        total, calls = self.direction_seconds[backward][cluster], self._calls[backward][cluster]
         return total if shards == 1 else calls + (total - calls) / shards
 
     def _collect(self, cluster: int, shards: int, sizes: Array) -> Array:
@@ -203,8 +203,10 @@ class Costs:
             self._collect_for(part, self.sent_bytes) + self._collect_for(part, self.returned_bytes) * self.has_backward
         )
 
-    def is_split_faster(self, cluster: int) -> bool:
-        """Whether sharding may pay: the variables exceed a worker's memory, or all-reduces of gradients take long."""
+    def is_split_worth_trying(self, cluster: int) -> bool:
+        """Whether sharding is to be tried: one worker's memory is too small for all blocks, or all-reduces of gradients
+        take long.
+        """
         one = self.problem.clusters[cluster]
         work = fsum(self.part_seconds(Part(cluster, 0, len(self.problem.chain)))) * self.micro_batches / one.workers
         added = _sum_seconds(self.gradients[-1], one.workers, one.inner_line)
@@ -212,19 +214,19 @@ class Costs:
         return short or bool(added > SLOW_SUM * work)
 
     def whole_bytes(self, in_flight: int) -> float:
-        """Bytes that one worker needs for all blocks."""
+        """Bytes that one worker needs for all blocks, with this number of micro-batches in flight."""
         return self.part_bytes(Part(0, 0, len(self.problem.chain)), in_flight)
 
-    def list_ways(self, cluster: int) -> list[Way]:
+    def list_parallelisms(self, cluster: int) -> list[Parallelism]:
         """The numbers of replicas and of shards to try."""
         options, workers = self.problem.options, self.problem.clusters[cluster].workers
         most = min(workers, MOST_PIECES) if options.replica in (None, 1) else 1
         numbers = sorted({2**power for power in range(1, most.bit_length())} | {most}) if most > 1 else []
-        pieces = [Way(1, number) for number in numbers]
+        pieces = [Parallelism(1, number) for number in numbers]
         if options.split and pieces:
             return pieces
-        tried = pieces if options.split is None and self.is_split_faster(cluster) else []
-        return [*(Way(number) for number in self._list_replicas(cluster)), *tried]
+        tried = pieces if options.split is None and self.is_split_worth_trying(cluster) else []
+        return [*(Parallelism(number) for number in self._list_replicas(cluster)), *tried]
 
     def _list_replicas(self, cluster: int) -> list[int]:
         """The numbers of replicas to try: all small ones, then powers of two and the maximum."""
@@ -246,7 +248,7 @@ class Costs:
     @cached_property
     def _written_stages(self) -> np.ndarray:
         """For each range of blocks, the number of the written stage that it contains: -1 for none, `_MIXED` for several
-        or an incomplete one.
+        or a part of one.
         """
         cuts = len(self.problem.chain) + 1
         begin, end = np.ogrid[:cuts, :cuts]
@@ -266,7 +268,7 @@ class Costs:
         return found
 
     def count_replicas(self, replicas: int) -> Array:
-        """The number of replicas of each range: the user's where a stage was written, otherwise the given one."""
+        """The number of replicas of each range: the user's for the written stage in it, if any, else `replicas`."""
         return np.array([*(each.replicas or replicas for each in self.problem.written_stages), replicas])[
             np.maximum(self._written_stages, -1)
         ]
@@ -285,7 +287,7 @@ class Costs:
         return np.where(self.ranges, self._most_bytes(begin, end, shards, in_flight, in_flight), 0.0)
 
     def _most_bytes(self, begin: Any, end: Any, shards: int, in_flight: Any, came: Any, later: int = 0) -> Any:
-        """Peak bytes in addition to weights and slots: the maximum of two moments of a step.
+        """Peak bytes of a worker: weights and slots, and the larger need of two moments of a step.
 
         A backward needs the activations of micro-batches in flight, the inputs of those that `came` in, the sum of
         gradients so far, and the new gradients, which are added one by one. A last stage has forward and backward in
@@ -346,14 +348,14 @@ class Costs:
         """Forward and backward seconds of one micro-batch in a stage, with its calls; the last stage makes one call for
         both.
         """
-        ways = [self._spread(part.cluster, part.shards, backward) for backward in (False, True)]
-        forward, backward = (float(way[part.end] - way[part.begin]) for way in ways)
+        sums = [self._spread(part.cluster, part.shards, backward) for backward in (False, True)]
+        forward, backward = (float(each[part.end] - each[part.begin]) for each in sums)
         cluster, last = self.problem.clusters[part.cluster], part.end == len(self.problem.chain)
         share, call = (cluster.fused_ratio, 0.0) if last else (1.0, cluster.call)
         there, back = (self._collect_for(part, sizes) for sizes in (self.sent_bytes, self.returned_bytes))
         return share * (forward + cluster.call) + there, (share * (backward + call) + back) * self.has_backward
 
-    def part_later(self, part: Part) -> float:
+    def part_deferred_seconds(self, part: Part) -> float:
         """Seconds of a stage's backward that may be deferred, if it is divided (see `passes.backward_split`). The first
         stage sends no gradient back, so its backward is not divided; neither is that of a sharded stage.
         """
@@ -376,7 +378,7 @@ class Costs:
             update + _sum_seconds(size, part.replicas, self.problem.clusters[part.cluster].inner_line)
         ) / part.shards
 
-    def reduction(self, cluster: int, replicas: Any) -> Array:
+    def allreduce_seconds(self, cluster: int, replicas: Any) -> Array:
         """Seconds of the all-reduce of gradients for each range of blocks."""
         size = self.gradients[None, :] - self.gradients[:, None]
         return np.where(self.ranges, _sum_seconds(size, replicas, self.problem.clusters[cluster].inner_line), 0.0)

@@ -106,7 +106,8 @@ class Decision:
     @cached_property
     def assignment(self) -> Assignment:
         """The stages of the chosen candidate, and the variables of each."""
-        names, seats = stage_names(self.problem, self.chosen.parts), self.problem.assign_workers(self.chosen.parts)
+        names = stage_names(self.problem, self.chosen.parts)
+        first_workers = self.problem.assign_workers(self.chosen.parts)
         found: dict[str, dict[int, str]] = {}
         for part, name in zip(self.chosen.parts, names, strict=True):
             for block in range(part.begin, part.end):
@@ -116,7 +117,7 @@ class Decision:
             Stage(
                 name, self.problem.clusters[part.cluster].name, self.site, part.replicas, (), part.shards, first=first
             )
-            for part, name, first in zip(self.chosen.parts, names, seats, strict=True)
+            for part, name, first in zip(self.chosen.parts, names, first_workers, strict=True)
         )
         shape = self.chosen.shape
         pipeline = replace(
@@ -177,10 +178,10 @@ class Decision:
         predicted = Predicted(candidate.seconds, memory, crossing, self.grounds.measured)
         return Considered(
             describe_parts(self.problem, candidate.parts), candidate.shape.micro_batches, candidate.schedule,
-            predicted, self._binding(candidate),
+            predicted, self._bottleneck_text(candidate),
         )  # fmt: skip
 
-    def _binding(self, candidate: Candidate) -> str:
+    def _bottleneck_text(self, candidate: Candidate) -> str:
         kind, place, line = candidate.bottleneck
         name = stage_names(self.problem, candidate.parts)[place] if kind == "stage" else line
         return f"{kind} {name}".rstrip()
@@ -237,10 +238,10 @@ def describe_excess(excess: Excess | None, problem: Problem, whole: bool = False
     what, why = describe_need(excess, problem)
     if excess is None:
         return what, why, "let the planner choose a cluster or a count"
-    return what, why, _describe_ways_out(problem, excess, whole)
+    return what, why, _suggest_changes(problem, excess, whole)
 
 
-def _describe_ways_out(problem: Problem, excess: Excess, whole: bool) -> str:
+def _suggest_changes(problem: Problem, excess: Excess, whole: bool) -> str:
     """Changes that would make the program fit, each verified by a search."""
     options, number = problem.options, [cluster.name for cluster in problem.clusters].index(excess.cluster)
     clusters = list(problem.clusters)
@@ -250,8 +251,10 @@ def _describe_ways_out(problem: Problem, excess: Excess, whole: bool) -> str:
         ("recompute=True", replace(problem, options=replace(options, recompute=True))),
         ("more micro-batches", problem if whole else replace(problem, options=replace(options, micro_batch=None))),
     ]
-    ways = [describe_sufficient_memory(excess)]
-    ways += [way for way, changed in found if changed != problem and search(changed, 1, relaxed=False).candidates]
+    suggestions = [describe_sufficient_memory(excess)]
+    suggestions += [
+        change for change, changed in found if changed != problem and search(changed, 1, relaxed=False).candidates
+    ]
     chain, own = problem.chain, range(excess.begin, excess.end)
     held = chain.resident + chain.gradients
     largest = max(own, key=lambda block: held[block])
@@ -260,8 +263,8 @@ def _describe_ways_out(problem: Problem, excess: Excess, whole: bool) -> str:
     if 1 < count <= workers:
         name = short_names(chain.names)[largest]
         axis = ", axis=0" if chain.single[largest] else ""
-        ways.append(f"nb.split({count}{axis}) around {name!r}, so that {count} workers hold a piece each")
-    return "; ".join(ways) + "; or a smaller batch"
+        suggestions.append(f"nb.split({count}{axis}) around {name!r}, so that {count} workers hold a piece each")
+    return "; ".join(suggestions) + "; or a smaller batch"
 
 
 BETTER = 0.05
@@ -314,7 +317,7 @@ def slow_down(problem: Problem, slowness: Mapping[int, float]) -> Problem:
     return replace(problem, clusters=tuple(clusters))
 
 
-def correct(problem: Problem, chosen: Candidate, observation: Observation) -> Problem:
+def correct_problem(problem: Problem, chosen: Candidate, observation: Observation) -> Problem:
     """The problem corrected by the measurements of a run of one of its plans."""
     return replace(
         slow_down(problem, find_slowness(problem, chosen, observation)), lines={**problem.lines, **observation.lines}
@@ -323,7 +326,7 @@ def correct(problem: Problem, chosen: Candidate, observation: Observation) -> Pr
 
 @dataclass(frozen=True)
 class Offer:
-    """The best plans of a corrected problem, with the seconds that a step would take by the measurements."""
+    """The best plans of a corrected problem, the best first, with the seconds of a step that measurements suggest."""
 
     problem: Problem
     candidates: tuple[Candidate, ...]

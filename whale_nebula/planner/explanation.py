@@ -35,13 +35,13 @@ _CODECS = ((0.5, "half", "fp16"), (0.25, "a quarter of", "int8"))
 
 
 def explain(decision: Decision) -> Iterator[str]:
-    """The lines of `Plan.explain()`."""
+    """The lines of `Plan.explain()`, at most 112 columns wide."""
     for paragraph in _paragraphs(decision):
         yield from wrap(paragraph, WIDTH)
     yield ""
     yield from _candidate_lines(decision)
     yield ""
-    yield from what_if(decision)
+    yield from sensitivity_lines(decision)
     yield from _list_resize_lines(decision)
 
 
@@ -51,9 +51,9 @@ def _paragraphs(decision: Decision) -> Iterator[str]:
     who = ", ".join(f"{cluster} runs {layers}" for cluster, layers in _clusters_and_layers(problem, chosen.parts))
     again = ", forwards are recomputed in the backward" * chosen.shape.recompute
     held = "" if chosen.in_flight is None else f", at most {chosen.in_flight} in flight"
-    how = "uncut" if decision.uncut else f"{batches(chosen.shape.micro_batches)}, {chosen.schedule}{held}{again}"
+    how = "uncut" if decision.uncut else f"{batch_text(chosen.shape.micro_batches)}, {chosen.schedule}{held}{again}"
     yield f"chosen: {who} ({how})"
-    yield f"Predicted step time: {duration(chosen.seconds)}. {_binding_text(problem, chosen)}"
+    yield f"Predicted step time: {duration(chosen.seconds)}. {_bottleneck_text(problem, chosen)}"
     if decision.seconds_here > chosen.seconds:
         yield f"In this process all clusters share its cores, so a step takes about {duration(decision.seconds_here)}."
     if decision.seconds_here < chosen.seconds:
@@ -78,7 +78,7 @@ def _clusters_and_layers(problem: Problem, parts: Sequence[Part]) -> Iterator[tu
         yield problem.clusters[cluster].name, (first if first == last else f"{first} to {last}") + stages
 
 
-def _binding_text(problem: Problem, chosen: Candidate) -> str:
+def _bottleneck_text(problem: Problem, chosen: Candidate) -> str:
     """The bottleneck of the step, with its share of the time."""
     kind, place, line = chosen.bottleneck
     if kind == "stage":
@@ -171,8 +171,8 @@ def _table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 
 # ---------------------------------------------------------------------- what would change them
-def what_if(decision: Decision) -> Iterator[str]:
-    """Sensitivity of the best step: slower and faster links, fewer bytes at crossings, one worker more in a cluster."""
+def sensitivity_lines(decision: Decision) -> Iterator[str]:
+    """A table of the best plans with slower or faster links, fewer bytes at boundaries, or one more worker."""
     problem, chosen = decision.problem, decision.chosen
     changes: list[tuple[str, Problem]] = []
     if has_slow_lines(problem):
@@ -356,9 +356,11 @@ def describe_parts(problem: Problem, parts: Sequence[Part]) -> str:
 
 def describe_shape(problem: Problem, shape: Shape) -> str:
     """The stages of a plan, and how its batch is cut."""
-    return f"{describe_parts(problem, shape.parts)}, {batches(shape.micro_batches)}{', recomputed' * shape.recompute}"
+    return (
+        f"{describe_parts(problem, shape.parts)}, {batch_text(shape.micro_batches)}{', recomputed' * shape.recompute}"
+    )
 
 
-def batches(count: int) -> str:
+def batch_text(count: int) -> str:
     """The division of a batch, in words."""
     return f"{count} micro-batches" if count > 1 else "undivided batch"

@@ -52,8 +52,8 @@ class ClusterCosts:
     deferred_backward: Array | None = None
 
 
-class Way(NamedTuple):
-    """How a stage uses several workers: as replicas, or with its variables sharded."""
+class Parallelism(NamedTuple):
+    """How a stage uses several workers: the number of its replicas, or of the shards of its variables."""
 
     replicas: int = 1
     shards: int = 1

@@ -18,6 +18,7 @@ from whale_nebula.schedule.schedules import SPLIT_BACKWARD, Pace, choose_delays,
 from whale_nebula.schedule.simulate import Timeline, simulate
 
 Crossing = tuple[float, float, Array]
+"""Bytes of a micro-batch there and back, and the seconds of its four coding operations; see `CodecCosts`."""
 CLEARLY = 0.98
 """The share of the earlier schedules' time below which a later schedule is chosen."""
 
@@ -127,7 +128,7 @@ def _holding_seconds(line: Line | None, size: float) -> float:
 def _build_work(costs: Costs, part: Part, parted: bool) -> Work:
     """The simulated work of a stage; the second part of a divided backward is a separate call."""
     forward, backward = costs.part_seconds(part)
-    later = costs.part_later(part) if parted else 0.0
+    later = costs.part_deferred_seconds(part) if parted else 0.0
     if not later:
         return Work(forward, backward or None, replicas=part.replicas)
     call = costs.problem.clusters[part.cluster].call
@@ -203,8 +204,8 @@ def _sum_shared(values: Sequence[float], sharing: Sequence[Sequence[Sequence[int
 def _fit_in_memory(
     problem: Problem, shape: Shape, costs: Costs, holding: _HoldingCounter, sharing: Sequence[Sequence[Sequence[int]]]
 ) -> tuple[int | None, list[float]] | Excess:
-    """The limit of micro-batches in flight that memory or the user imposes; none if the schedule's own demand fits,
-    which includes the effect of longer round trips than predicted.
+    """The limit of micro-batches in flight that memory or the user imposes, with the bytes of each stage's workers; no
+    limit if the schedule's own demand fits, even if round trips take longer than predicted.
     """
     requested, count = problem.options.in_flight, shape.micro_batches
     allowed = [problem.clusters[part.cluster].memory for part in shape.parts]

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from whale_nebula.planner.costs import DEEPEST, Costs
-from whale_nebula.planner.problem import Array, Candidate, Excess, Part, Problem, Shape, Way
+from whale_nebula.planner.problem import Array, Candidate, Excess, Parallelism, Part, Problem, Shape
 from whale_nebula.planner.score import score
 from whale_nebula.planner.space import (
     NeighborMoves,
@@ -80,7 +80,7 @@ def search(problem: Problem, max_candidates: int = 8, *, relaxed: bool = True) -
     for share in SHARES if relaxed else SHARES[1:]:
         if found.candidates:
             return found
-        changed = _misjudge_memory(coarse, orders, share)
+        changed = _scale_memory(coarse, orders, share)
         if changed != coarse:
             found = rank(changed)
     return found if found.candidates or not relaxed else replace(found, excess=_find_excess(problem))
@@ -97,9 +97,9 @@ def _propose(problem: Problem, orders: Sequence[Order]) -> Sequence[Shape]:
     return list(dict.fromkeys([*best.shapes(), *few]))
 
 
-def _misjudge_memory(problem: Problem, orders: Sequence[Order], share: float) -> Problem:
-    """The problem with a share of the memory, for the formula: more for all clusters, or less for those to which the
-    chain comes back, where a worker may run two stages, as the formula counts each stage alone.
+def _scale_memory(problem: Problem, orders: Sequence[Order], share: float) -> Problem:
+    """The problem with the memory of workers times `share`: for a share above 1 of all clusters, else of those to which
+    the chain comes back, where a worker may run two stages, as the formula counts each stage alone.
     """
     again = {cluster for order in orders for cluster in order if order.count(cluster) > 1}
     clusters = [
@@ -215,7 +215,7 @@ class _Node:
     single: Array
     choice_index: np.ndarray
     stage_ends: list[np.ndarray]
-    choices: list[tuple[Way, int]]
+    choices: list[tuple[Parallelism, int]]
     codec_index: np.ndarray
 
 
@@ -230,24 +230,24 @@ class _Search:
     def run(self, orders: Sequence[Order]) -> None:
         """Search all orders of clusters and, where memory is short, all limits of micro-batches in flight."""
         clusters = range(len(self.problem.clusters))
-        self.ways = [self.costs.list_ways(cluster) for cluster in clusters]
+        self.ways = [self.costs.list_parallelisms(cluster) for cluster in clusters]
         pieces = max(way.shards for ways in self.ways for way in ways)
         single, step = self.costs.least_seconds
         if self._is_hopeless(max(single / pieces, step)):
             return
         self.copies = {way: self.costs.count_replicas(way.replicas) for ways in self.ways for way in ways}
-        self.open = [self.costs.mask_stages(cluster) for cluster in clusters]
+        self.stage_masks = [self.costs.mask_stages(cluster) for cluster in clusters]
         self.times = [
             {way: self.costs.seconds(cluster, way.shards) for way in self.ways[cluster]} for cluster in clusters
         ]
         self.trips = {(a, b): self._compute_trips(a, b) for a in clusters for b in clusters}
-        self.update_counts = [self._count_updates(cluster) for cluster in clusters]
+        self.update_seconds = [self._compute_update_seconds(cluster) for cluster in clusters]
         memory = {way: self.costs.bytes(1, way.shards) for way in self.copies}
         for limit in reversed(self._list_limits()):
             if self._is_hopeless(self.costs.micro_batches / limit * single / pieces):
                 continue
             self.bands = {
-                (s, how): self._compute_band(s, how, limit) for s in clusters for how in self.update_counts[s]
+                (s, how): self._compute_band(s, how, limit) for s in clusters for how in self.update_seconds[s]
             }
             self._extend(orders, limit, memory)
 
@@ -265,13 +265,13 @@ class _Search:
             return [count]
         return sorted({min(limit, count) for limit in (1, 2, 4, 8, count)})
 
-    def _count_updates(self, cluster: int) -> dict[Way, Array]:
-        """Seconds that a stage computes once per step, by number of replicas: the update, and the all-reduce of
+    def _compute_update_seconds(self, cluster: int) -> dict[Parallelism, Array]:
+        """Seconds that a stage computes once per step, by its parallelism: the update, and the all-reduce of
         gradients.
         """
         updates = self.costs.updates[cluster]
         update = updates[None, :] - updates[:, None]
-        sums = {way: self.costs.reduction(cluster, self.copies[way]) for way in self.ways[cluster]}
+        sums = {way: self.costs.allreduce_seconds(cluster, self.copies[way]) for way in self.ways[cluster]}
         return {way: (update + added) / way.shards for way, added in sums.items()}
 
     def _compute_trips(self, source: int, destination: int) -> list[tuple[Array, Array]]:
@@ -297,7 +297,7 @@ class _Search:
         at = np.arange(step.shape[1])
         return step[coded, at], single[coded, at], coded
 
-    def _extend(self, orders: Sequence[Order], limit: int, last: Mapping[Way, Array]) -> None:
+    def _extend(self, orders: Sequence[Order], limit: int, last: Mapping[Parallelism, Array]) -> None:
         """Extend orders of clusters from the end of the chain towards its start. Orders with a common suffix share its
         table, and orders with a common first cluster and the same length are computed together.
         """
@@ -322,7 +322,7 @@ class _Search:
         return np.where(ends, 0.0, math.inf), np.where(ends, 0.0, 1e30), np.zeros(cuts, int)
 
     def _prepend_stages(
-        self, cluster: int, step: Array, single: Array, limit: int, last: Mapping[Way, Array] | None
+        self, cluster: int, step: Array, single: Array, limit: int, last: Mapping[Parallelism, Array] | None
     ) -> list[_Node]:
         """Prepend stages of one cluster to known suffixes, a row each. A `last` stage has nothing after it, so it holds
         few micro-batches.
@@ -331,8 +331,8 @@ class _Search:
         ((trip, holds),) = self.trips[cluster, cluster]
         rows, places = np.arange(shape[0])[:, None], np.arange(shape[1])
         best, alone, took = np.full(shape, math.inf), np.full(shape, 1e30), np.full(shape, -1)
-        ways_there, choices = list[np.ndarray](), list[tuple[Way, int]]()
-        for how, once in self.update_counts[cluster].items():
+        ways_there, choices = list[np.ndarray](), list[tuple[Parallelism, int]]()
+        for how, once in self.update_seconds[cluster].items():
             own, times, held = self.bands[cluster, how]
             after, way = step, single
             depth = min(max(1, self.problem.count_room(cluster) // (how.replicas * how.shards)), DEEPEST)
@@ -369,19 +369,19 @@ class _Search:
             for row in range(shape[0])
         ]
 
-    def _count_turns(self, cluster: int, how: Way) -> tuple[Array, np.ndarray]:
+    def _count_turns(self, cluster: int, how: Parallelism) -> tuple[Array, np.ndarray]:
         """For stages between each two cuts: micro-batches of each replica, and whether such a stage is allowed."""
         copies = self.copies[how]
-        may = self.costs.ranges & self.open[cluster] & ((copies == 1) | (how.shards == 1))
+        may = self.costs.ranges & self.stage_masks[cluster] & ((copies == 1) | (how.shards == 1))
         may &= self.costs.mask_replicable(how.replicas)
         return np.ceil(self.costs.micro_batches / copies), may
 
-    def _compute_band(self, cluster: int, how: Way, limit: int) -> tuple[Array, Array, Array]:
+    def _compute_band(self, cluster: int, how: Parallelism, limit: int) -> tuple[Array, Array, Array]:
         """Costs of the stages that fit into memory from each cut, by their number of blocks: seconds of a step, seconds
         of a micro-batch, and seconds of a micro-batch times the factor that `limit` implies. With short memory the band
         is narrow.
         """
-        count, once = self.costs.micro_batches, self.update_counts[cluster][how]
+        count, once = self.costs.micro_batches, self.update_seconds[cluster][how]
         turns, may = self._count_turns(cluster, how)
         fits = may & (
             self.costs.bytes(np.ceil(limit / self.copies[how]), how.shards) <= self.problem.clusters[cluster].memory

@@ -80,9 +80,9 @@ def group_blocks(problem: Problem) -> tuple[Problem, Sequence[int]]:
         )
         for cluster in problem.clusters
     )
-    bound = tuple(each._replace(block=bisect_right(starts, each.block) - 1) for each in problem.pinned_blocks)
+    pinned = tuple(each._replace(block=bisect_right(starts, each.block) - 1) for each in problem.pinned_blocks)
     return replace(
-        problem, chain=grouped, clusters=clusters, written_stages=group_written(problem, ends), pinned_blocks=bound
+        problem, chain=grouped, clusters=clusters, written_stages=group_written(problem, ends), pinned_blocks=pinned
     ), ends
 
 
@@ -110,7 +110,7 @@ MOST_ORDERS = 160
 
 
 def list_written_orders(problem: Problem) -> list[tuple[int, ...]]:
-    """The orders of clusters that are compatible with written stages and bound blocks, and the suffixes of these
+    """The orders of clusters that are compatible with written stages and pinned blocks, and the suffixes of these
     orders; none if no cluster is required.
     """
     places = [(each.begin, each.clusters) for each in problem.written_stages]
@@ -156,17 +156,17 @@ def pin_blocks(problem: Problem, layers: Layers, homes: Mapping[int, Collection[
     for number, own in homes.items():
         for block in layers.readers.get(number, ()):
             allowed[block] = allowed.get(block, set(names)) & set(own)
-    bound = [
+    pinned = [
         PinnedBlock(block, tuple(n for n, name in enumerate(names) if name in own)) for block, own in allowed.items()
     ]
-    for each in bound:
+    for each in pinned:
         if not each.clusters:
             raise PlanError(
                 f"no cluster has all inputs that {layers.chain.names[each.block]!r} reads",
                 why=f"the planner may use the clusters {', '.join(names)}",
                 mend="provide these inputs in one of them",
             )
-    return replace(problem, pinned_blocks=tuple(sorted(bound)))
+    return replace(problem, pinned_blocks=tuple(sorted(pinned)))
 
 
 def _find_clusters(stage: ScopedStage, names: Sequence[str]) -> tuple[int, ...]:
@@ -297,7 +297,7 @@ class NeighborMoves:
         self, part: Part, after: Sequence[Part], free: dict[int, int], count: int
     ) -> Iterator[tuple[Sequence[Part], Sequence[Part]]]:
         """Variants of a stage and of those after it."""
-        inside, open_number = self._inside(part), self.problem.options.replica is None
+        inside, open_number = self._list_cuts(part), self.problem.options.replica is None
         middle = inside[len(inside) // 2] if inside else None
         if after:
             yield from self._change_end(part, after, free)
@@ -325,8 +325,8 @@ class NeighborMoves:
         """Variants of the boundary between a stage and the next: moved, removed by merging, or with a new stage in
         between.
         """
-        following, inside = after[0], self._inside(part)
-        for cut in (*inside[-1:], *self._inside(following)[:1]):
+        following, inside = after[0], self._list_cuts(part)
+        for cut in (*inside[-1:], *self._list_cuts(following)[:1]):
             yield [replace(part, end=cut), replace(following, begin=cut)], after[1:]
         yield [replace(part, end=following.end)], after[1:]
         if following.cluster != part.cluster:
@@ -340,7 +340,7 @@ class NeighborMoves:
         """For each cluster: whether its workers may run replicas of one stage and shards of the next."""
         options, costs = self.problem.options, Costs(self.problem, 1)
         free = options.split is None and options.replica is None and not self.problem.written_stages
-        return [free and costs.is_split_faster(cluster) for cluster in range(len(self.problem.clusters))]
+        return [free and costs.is_split_worth_trying(cluster) for cluster in range(len(self.problem.clusters))]
 
     def _add_cluster(self, shape: Shape) -> Iterator[Shape]:
         """Give one end of the chain to an unused cluster: one block, half of a stage, or all but one block."""
@@ -372,13 +372,13 @@ class NeighborMoves:
     def _cuts(self) -> Sequence[int]:
         return [cut for cut in range(1, len(self.problem.chain)) if self.problem.chain.cuttable[cut]]
 
-    def _inside(self, part: Part) -> Sequence[int]:
+    def _list_cuts(self, part: Part) -> Sequence[int]:
         """The positions where a stage may be cut."""
         return self._cuts[bisect_right(self._cuts, part.begin) : bisect_left(self._cuts, part.end)]
 
     def _choose_cuts(self, part: Part) -> Sequence[int]:
         """A sample of these positions: first, middle and last."""
-        inside = self._inside(part)
+        inside = self._list_cuts(part)
         return sorted({inside[0], inside[len(inside) // 2], inside[-1]}) if inside else []
 
 

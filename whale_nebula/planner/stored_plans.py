@@ -85,7 +85,7 @@ def _restore_arrays(record: _Record) -> _Record:
     return replace(record, **arrays)  # type: ignore[type-var]
 
 
-def find_digest(problem: Problem) -> str:
+def digest_problem(problem: Problem) -> str:
     """The digest of everything that determines the plans of a problem: itself, and the code that searches them."""
     return hashlib.sha256(f"{_digest_code()}\n{format_problem(problem)}".encode()).hexdigest()
 
@@ -108,9 +108,9 @@ def read_plans() -> dict[str, StoredPlan]:
     return dict(found.plans) if found.format == FORMAT else {}
 
 
-def save_plan(problem: Problem, found: StoredPlan) -> None:
+def save_plan(problem: Problem, plan: StoredPlan) -> None:
     """Add the plans of a problem to the file."""
-    every = {**read_plans(), find_digest(problem): found}
+    every = {**read_plans(), digest_problem(problem): plan}
     newest = dict(sorted(every.items(), key=lambda item: item[1].date)[-MOST_PLANS:])
     plans_path().parent.mkdir(parents=True, exist_ok=True)
     write_json(plans_path(), to_plain(_PlansFile(FORMAT, newest)), indent=None)
@@ -120,7 +120,7 @@ def find_stored_plan(problem: Problem) -> tuple[tuple[Candidate, ...], str]:
     """The candidates that a search has found in advance for exactly this problem, and its date; none and "" if it was
     not searched, or if what is stored is no plan of it.
     """
-    found = read_plans().get(find_digest(problem))
+    found = read_plans().get(digest_problem(problem))
     candidates = () if found is None else restore_candidates(problem, found)
     return candidates, found.date if found is not None and candidates else ""
 
@@ -143,7 +143,7 @@ def search_in_advance(lines: Iterable[str]) -> None:
     """Search the plans of the problems that are not stored, a line of JSON each, and store them."""
     for line in lines:
         problem = parse_problem(line)
-        if find_digest(problem) not in read_plans():
+        if digest_problem(problem) not in read_plans():
             found = search(problem)
             shapes = tuple(each.shape for each in found.candidates)
             save_plan(problem, StoredPlan(datetime.now(UTC).isoformat(timespec="seconds"), shapes, found.excess))
@@ -160,7 +160,7 @@ def limit_process() -> None:
 def list_unknown(problems: Sequence[Problem]) -> list[Problem]:
     """The problems that are not stored."""
     known = read_plans()
-    return [each for each in problems if find_digest(each) not in known]
+    return [each for each in problems if digest_problem(each) not in known]
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from whale_nebula.ir.routing import (
     count_turns,
     row_name,
 )
-from whale_nebula.report.prediction import Basis, Prediction, free, predict, seconds, wide
+from whale_nebula.report.prediction import Basis, Prediction, free_line, lift_rate_limit, predict, predict_seconds
 from whale_nebula.report.records import ALONE, duration
 
 if TYPE_CHECKING:
@@ -51,18 +51,18 @@ class AdvisedCodec:
         """Bytes per number, overhead included, for a tensor and for its gradient."""
         count = _DIMS[0] * _DIMS[1]
         there, back = (
-            sum(part.nbytes for part in way.parts(_DIMS, "float32"))
-            for way in (self.activation_codec, self.gradient_codec)
+            sum(part.nbytes for part in codec.parts(_DIMS, "float32"))
+            for codec in (self.activation_codec, self.gradient_codec)
         )
         return there / count, back / count
 
     def apply_to(self, basis: Basis) -> Basis:
         """The step with this codec at every boundary: fewer bytes, and the time of encoding on one core."""
 
-        def takes(precision: Precision, back: bool, count: float) -> tuple[float, float]:
+        def estimate(precision: Precision, back: bool, count: float) -> tuple[float, float]:
             return cost(precision, (round(count),), back=back) or (0.0, 0.0)
 
-        there, back = partial(takes, self.activation_codec, False), partial(takes, self.gradient_codec, True)
+        there, back = partial(estimate, self.activation_codec, False), partial(estimate, self.gradient_codec, True)
         return basis.narrow_numbers(*self.widths).add_codec_seconds(there, back, basis)
 
 
@@ -76,7 +76,9 @@ ADVISED_CODECS = (
 
 
 def list_advisable_codecs(basis: Basis) -> tuple[AdvisedCodec, ...]:
-    """The codecs that a step may use, the most accurate first; without a backward none is for gradients."""
+    """The codecs that a step may use, the most accurate first. Without a backward the first is omitted: it differs from
+    the second only for gradients.
+    """
     back = any(hop.backward is not None for phase in basis.phases for hop in phase.hops.values())
     return ADVISED_CODECS if back else ADVISED_CODECS[1:]
 
@@ -109,10 +111,10 @@ def describe_bottleneck(report: Report) -> str:
     waits = _measure_waits(report)
     if waits:
         stage = max(waits, key=lambda name: waits[name])
-        said = f"stage {stage} waits {_percent(waits[stage])} of the step"
+        text = f"stage {stage} waits {_percent(waits[stage])} of the step"
         if report.step > _MEASURED:
-            return f"{said}; the cause is unknown, because the sizes of some tensors are known only at run time"
-        return f"{said}; the cause is simulated after two measured steps"
+            return f"{text}; the cause is unknown, because the sizes of some tensors are known only at run time"
+        return f"{text}; the cause is simulated after two measured steps"
     clusters = {stage.cluster for stage in report.stages.values()}
     if len(clusters) == 1 and clusters != {""}:
         many = "both" if len(report.stages) == 2 else f"all {len(report.stages)}"
@@ -140,7 +142,7 @@ class _Simulated:
 
     @cached_property
     def without_lines(self) -> Prediction:
-        return predict(self.basis.change_lines(free))
+        return predict(self.basis.change_lines(free_line))
 
     def is_shorter(self, other: float) -> bool:
         """Whether a step of this duration would be clearly shorter."""
@@ -208,10 +210,10 @@ class _Simulated:
         """Recommend the most accurate codec after which a stronger one, or an unlimited rate, would save no significant
         time.
         """
-        if not self.is_shorter(seconds(self.basis.change_lines(wide))):
+        if not self.is_shorter(predict_seconds(self.basis.change_lines(lift_rate_limit))):
             more = self._advise_micro_batches()
             return f"the cause is the delay, not the rate{f'; {more}' if more else ', so a codec would not help'}"
-        taken = {each.line: seconds(each.apply_to(self.basis)) for each in list_advisable_codecs(self.basis)}
+        taken = {each.line: predict_seconds(each.apply_to(self.basis)) for each in list_advisable_codecs(self.basis)}
         best = min(taken.values())
         if not self.is_shorter(best):
             return "no codec would help"
@@ -233,7 +235,7 @@ class _Simulated:
     def _advise_micro_batches(self) -> str:
         """Recommend more micro-batches for more overlap, as far as there are rows; not if rows depend on each other."""
         tries = [parts for parts in _PARTS if parts <= self.basis.rows and self.basis.divides]
-        taken = {parts: seconds(self.basis.divide(parts)) for parts in tries}
+        taken = {parts: predict_seconds(self.basis.divide(parts)) for parts in tries}
         best = min(taken.values(), default=self.whole_seconds)
         if best > (1.0 - MIN_SAVED_SHARE) * min(self.whole_seconds, self.report.step_seconds):
             return ""
@@ -252,14 +254,16 @@ def _percent(share: float) -> str:
 MIN_WAIT_SHARE = 0.05
 """A shorter waiting time, as a share of the step, is not mentioned."""
 
-HELD = 0.1
-"""Shares that would save this part of the time but are unused are fixed: by the config, or by `nb.shard`."""
+_MIN_GAIN = 0.1
+"""Speeds in the config are recommended if shares by measured speeds would save at least this part of the slowest
+replica's time.
+"""
 
 
-def waits(seconds: Sequence[float]) -> float:
-    """The average idle time of each replica except the slowest.
+def mean_idle_seconds(seconds: Sequence[float]) -> float:
+    """The seconds that a replica waits for the slowest, on average over all others.
 
-    >>> waits([3.0, 1.0, 2.0]), waits([1.0])
+    >>> mean_idle_seconds([3.0, 1.0, 2.0]), mean_idle_seconds([1.0])
     (1.5, 0.0)
     """
     return sum(max(seconds) - each for each in seconds) / max(1, len(seconds) - 1) if seconds else 0.0
@@ -286,10 +290,10 @@ def suggest_micro_batches(speeds: Sequence[float], micro_batches: int, rows: int
     >>> suggest_micro_batches([1, 2], 2), suggest_micro_batches([1, 2], 3), suggest_micro_batches([1, 2], 2, rows=2)
     ('with micro_batch=3 shares could match speeds', '', '')
     """
-    wanted = choose_micro_batches([speeds], micro_batches)
-    helps = compute_excess(speeds, wanted) * TOLERANCE < compute_excess(speeds, micro_batches)
-    fits = rows is None or wanted <= rows
-    return f"with micro_batch={wanted} shares could match speeds" if helps and fits else ""
+    count = choose_micro_batches([speeds], micro_batches)
+    helps = compute_excess(speeds, count) * TOLERANCE < compute_excess(speeds, micro_batches)
+    fits = rows is None or count <= rows
+    return f"with micro_batch={count} shares could match speeds" if helps and fits else ""
 
 
 def describe_straggler(report: Report) -> str:
@@ -302,11 +306,13 @@ def describe_straggler(report: Report) -> str:
     'npu.0 is the slowest of npu: npu.1 waits 12.0 ms of 50.0 ms'
     """
     stages = {**report.elsewhere.stages, **report.stages}
-    computed = {name: [one.compute_seconds or 0.0 for one in each.replicas or ()] for name, each in stages.items()}
-    name = max(computed, key=lambda each: waits(computed[each]), default="")
-    if not name or waits(computed[name]) <= MIN_WAIT_SHARE * report.step_seconds:
+    computed = {
+        name: [replica.compute_seconds or 0.0 for replica in each.replicas or ()] for name, each in stages.items()
+    }
+    name = max(computed, key=lambda each: mean_idle_seconds(computed[each]), default="")
+    if not name or mean_idle_seconds(computed[name]) <= MIN_WAIT_SHARE * report.step_seconds:
         return ""
-    waiting = f"{duration(waits(computed[name]))} of {duration(report.step_seconds)}"
+    waiting = f"{duration(mean_idle_seconds(computed[name]))} of {duration(report.step_seconds)}"
     return straggler_text(name, computed[name], waiting, _describe_straggler_fix(report, name, computed[name]))
 
 
@@ -317,11 +323,11 @@ def _describe_straggler_fix(report: Report, stage: str, computed: Sequence[float
     basis, count = report.basis, report.micro_batches
     if basis is None or stage not in basis.stages or report.worker == ALONE or not all(computed):
         return ""
-    own = count_turns(basis.phases[0].works[basis.stages.index(stage)].order, len(computed), count)
-    if not all(own):
+    shares = count_turns(basis.phases[0].works[basis.stages.index(stage)].order, len(computed), count)
+    if not all(shares):
         return ""
-    speeds = [share / took for share, took in zip(own, computed, strict=True)]
-    if max(compute_share_times(compute_shares(speeds, count), speeds)) < (1.0 - HELD) * max(computed):
+    speeds = [share / took for share, took in zip(shares, computed, strict=True)]
+    if max(compute_share_times(compute_shares(speeds, count), speeds)) < (1.0 - _MIN_GAIN) * max(computed):
         ratio = " : ".join(f"{speed / min(speeds):.2g}" for speed in speeds)
         return f"measured speeds are {ratio}; set them in the config: workers: [{{address: ..., speed: ...}}]"
     return suggest_micro_batches(speeds, count, basis.rows * count) if basis.divides else ""

@@ -101,24 +101,24 @@ class Basis:
     @property
     def lines(self) -> frozenset[str]:
         """The names of all links in use; transfers inside a cluster have none."""
-        ways = (
+        lines = (
             line
             for phase in self.phases
             for hop in phase.hops.values()
             for line in (hop.forward_line, hop.backward_line)
         )
-        joined = {line.name for line in ways if line is not None}
-        ends = (each.line.name for together in self.exchange for each in together)
-        return frozenset(joined | {name for name in ends if len(set(name.split("->"))) == 2})
+        crossed = {line.name for line in lines if line is not None}
+        exchanged = (each.line.name for together in self.exchange for each in together)
+        return frozenset(crossed | {name for name in exchanged if len(set(name.split("->"))) == 2})
 
     def narrow_numbers(self, width: float, back: float | None = None) -> Basis:
         """The step with all numbers sent in `width` bytes (2 for fp16), those of gradients in `back`."""
         widths = width, width if back is None else back
-        return self._phases(lambda phase: replace(phase, hops=_narrow_hops(phase, *widths)))
+        return self._change_phases(lambda phase: replace(phase, hops=_narrow_hops(phase, *widths)))
 
     def add_codec_seconds(self, there: CodecCost, back: CodecCost, before: Basis) -> Basis:
-        """The step with the costs of compressing the numbers that are smaller than in `before`, in both directions. The
-        costs of earlier codecs are included, which overestimates if they are replaced.
+        """The step with the seconds of encoding and decoding at each boundary that has fewer bytes than in `before`.
+        Those of codecs that are replaced are not subtracted.
         """
         pairs = zip(self.phases, before.phases, strict=True)
         return replace(
@@ -128,20 +128,22 @@ class Basis:
     def change_lines(self, change: Callable[[Line], Line]) -> Basis:
         """The step with changed links."""
 
-        def changed(hop: Hop) -> Hop:
+        def change_hop(hop: Hop) -> Hop:
             there, back = (None if line is None else change(line) for line in (hop.forward_line, hop.backward_line))
             return replace(hop, forward_line=there, backward_line=back)
 
         rounds = tuple(tuple(replace(one, line=change(one.line)) for one in together) for together in self.exchange)
-        found = self._phases(lambda phase: replace(phase, hops={pair: changed(h) for pair, h in phase.hops.items()}))
-        return replace(found, exchange=rounds)
+        changed = self._change_phases(
+            lambda phase: replace(phase, hops={pair: change_hop(hop) for pair, hop in phase.hops.items()})
+        )
+        return replace(changed, exchange=rounds)
 
     def divide(self, parts: int) -> Basis:
         """The step with each micro-batch divided further, if computing divides as evenly as bytes do."""
-        smaller = self._phases(lambda phase: _divide_phase(phase, parts))
+        smaller = self._change_phases(lambda phase: _divide_phase(phase, parts))
         return replace(smaller, micro_batches=self.micro_batches * parts, rows=self.rows // parts)
 
-    def _phases(self, change: Callable[[PhaseBasis], PhaseBasis]) -> Basis:
+    def _change_phases(self, change: Callable[[PhaseBasis], PhaseBasis]) -> Basis:
         return replace(self, phases=tuple(map(change, self.phases)))
 
 
@@ -150,12 +152,12 @@ def rounds_seconds(rounds: Iterable[Iterable[ExchangeTransfer]]) -> float:
     return sum(max(each.seconds for each in together) for together in rounds)
 
 
-def free(line: Line) -> Line:
+def free_line(line: Line) -> Line:
     """The link with unlimited rate and no delay."""
     return Line(line.name)
 
 
-def wide(line: Line) -> Line:
+def lift_rate_limit(line: Line) -> Line:
     """The link with unlimited rate and the same delay."""
     return Line(line.name, delay=line.delay)
 
@@ -232,7 +234,7 @@ def predict(basis: Basis) -> Prediction:
     >>> found.seconds, found.stages["gpu"], found.links["0->1"].seconds
     (58.0, StagePrediction(compute_seconds=48.0, wait_seconds=9.0, codec_seconds=0.0), 48.0)
     """
-    timelines = list(_timelines(basis))
+    timelines = list(_simulate_phases(basis))
     held: defaultdict[str, float] = defaultdict(float)
     for timeline in timelines:
         for line in timeline.lines:
@@ -242,31 +244,31 @@ def predict(basis: Basis) -> Prediction:
     names = dict.fromkeys([*basis.bytes, *held])
     return Prediction(
         seconds=_sum_seconds(basis, timelines),
-        stages={name: _stage(basis, timelines, number) for number, name in enumerate(basis.stages)},
+        stages={name: _predict_stage(basis, timelines, number) for number, name in enumerate(basis.stages)},
         links={name: LinkPrediction(basis.bytes.get(name, 0), held[name], name in basis.at_most) for name in names},
     )
 
 
-def seconds(basis: Basis) -> float:
-    """The predicted seconds of the step alone."""
-    return _sum_seconds(basis, _timelines(basis))
+def predict_seconds(basis: Basis) -> float:
+    """The seconds of `predict`, without those of its stages and links."""
+    return _sum_seconds(basis, _simulate_phases(basis))
 
 
 def _sum_seconds(basis: Basis, timelines: Iterable[Timeline]) -> float:
     return basis.once + basis.exchange_seconds + sum(timeline.seconds for timeline in timelines)
 
 
-def _timelines(basis: Basis) -> Iterator[Timeline]:
+def _simulate_phases(basis: Basis) -> Iterator[Timeline]:
     for phase in basis.phases:
-        found = compute_pace(phase.works, phase.hops)
+        pace = compute_pace(phase.works, phase.hops)
         yield simulate(
             phase.works, phase.hops, basis.micro_batches, name=basis.schedule, in_flight=basis.in_flight,
-            fused=phase.fused, pace=found if basis.paced else found.conservative, recompute=basis.recompute,
+            fused=phase.fused, pace=pace if basis.paced else pace.conservative, recompute=basis.recompute,
         )  # fmt: skip
 
 
-def _stage(basis: Basis, timelines: Sequence[Timeline], number: int) -> StagePrediction:
-    """Seconds of a stage in all phases, with coding separately."""
+def _predict_stage(basis: Basis, timelines: Sequence[Timeline], number: int) -> StagePrediction:
+    """The sum of a stage's seconds in all phases; those of its codecs are not part of `compute_seconds`."""
     works = (phase.works[number] for phase in basis.phases)
     codecs = sum(max(count_turns(work.order, work.replicas, basis.micro_batches)) * work.codecs for work in works)
     busy = [timeline.busy(number) for timeline in timelines]
@@ -275,7 +277,7 @@ def _stage(basis: Basis, timelines: Sequence[Timeline], number: int) -> StagePre
     return StagePrediction(max(sum(busy) - codecs, 0.0), max(waits, 0.0), codecs)
 
 
-OFF = 0.2
+MIN_REPORTED_SHARE = 0.2
 """A step that differs from the prediction by more than this share is reported."""
 MIN_REPORTED_SECONDS = 5e-3
 """The least difference in seconds that is reported: the noise of a call on a busy machine is less."""
@@ -285,13 +287,13 @@ _MIN_NAMED_SHARE = 0.3
 
 @dataclass(frozen=True)
 class PlannedReport:
-    """A step of a plan by `nb.auto_parallel`: the prediction before the run, with the medians of the `steps` measured
-    since it was compiled.
+    """A step of a plan by `nb.auto_parallel`: medians of the `steps` measured since it was compiled, and what the
+    planner predicted.
 
-    `stages` are the seconds that each computes a step, `links` those for which a step occupies each link, `memory` the
-    bytes that a worker needs by the plan, with the peak memory of its process, Python and TensorFlow included. `offer`
-    describes a better plan, if the measurements show one. `found_on` is the date on which the plan was found in
-    advance.
+    `stages` are the seconds that each computes in a step, `links` those for which a step occupies each link, `memory`
+    the peak bytes of each worker's process, Python and TensorFlow included, and the bytes that the plan needs. `offer`
+    describes a better plan, if the measurements show one. `found_on` is the date on which the plan was found, if that
+    was before the run.
     """
 
     steps: int
@@ -313,8 +315,8 @@ class PlannedReport:
 
     @property
     def is_off(self) -> bool:
-        """Whether the difference from the prediction is reported."""
-        return abs(self.off) > OFF and abs(self.seconds.gap) > MIN_REPORTED_SECONDS
+        """Whether the difference from the prediction is large enough to be reported."""
+        return abs(self.off) > MIN_REPORTED_SHARE and abs(self.seconds.gap) > MIN_REPORTED_SECONDS
 
     @property
     def headline(self) -> str:
@@ -334,17 +336,16 @@ class PlannedReport:
         >>> PlannedReport(8, PredictionGap(0.4, 0.3), stages, links).cause
         'stage gpu computes 0.300 s of it (predicted 0.200 s)'
         """
-        terms = [(each, f"stage {name} computes", "of it") for name, each in self.stages.items()]
-        terms += [(each, f"link {name} is busy for", "of it") for name, each in self.links.items()]
-        gap, verb, end = max(terms, key=lambda term: abs(term[0].gap), default=(PredictionGap(0.0), "", ""))
-        measured, predicted = duration(gap.measured), duration(gap.predicted or 0.0)
-        if abs(gap.gap) >= _MIN_NAMED_SHARE * abs(self.seconds.gap):
-            return f"{verb} {measured} {end} (predicted {predicted})"
+        terms = [(each, f"stage {name} computes") for name, each in self.stages.items()]
+        terms += [(each, f"link {name} is busy for") for name, each in self.links.items()]
+        term, verb = max(terms, key=lambda pair: abs(pair[0].gap), default=(PredictionGap(0.0), ""))
+        if terms and abs(term.gap) >= _MIN_NAMED_SHARE * abs(self.seconds.gap):
+            return f"{verb} {duration(term.measured)} of it (predicted {duration(term.predicted or 0.0)})"
         return "no single stage or link explains the difference: the rest is updates, calls and waiting"
 
 
 def planned_lines(planned: PlannedReport) -> Iterator[str]:
-    r"""The lines of a report.
+    r"""The lines of a report that compare the step with its plan.
 
     >>> planned = PlannedReport(8, PredictionGap(0.4, 0.3), {"gpu": PredictionGap(0.3, 0.2)}, offer="...")
     >>> print("\n".join(planned_lines(planned)))

@@ -17,7 +17,7 @@ from whale_nebula.config.place import split_address
 from whale_nebula.errors import ConfigError
 from whale_nebula.plain import write_json
 from whale_nebula.report.report import Report
-from whale_nebula.report.saved import document, line
+from whale_nebula.report.saved import report_document
 from whale_nebula.site import script_site
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -76,10 +76,10 @@ def _name_program(report: Document) -> Mapping[str, str]:
     return {"program": report["program"]}
 
 
-def _read_own(key: str) -> Callable[[Document], Iterator[Sample]]:
+def _read_worker(key: str) -> Callable[[Document], Iterator[Sample]]:
     def read(report: Document) -> Iterator[Sample]:
-        own = (report.get("workers") or {}).get(report["worker"], {})
-        yield Sample(own.get(key), {})
+        worker = (report.get("workers") or {}).get(report["worker"], {})
+        yield Sample(worker.get(key), {})
 
     return read
 
@@ -106,13 +106,13 @@ METRICS = (
     Metric("link_bytes_total", "counter", "Bytes sent since the process was started.", _read_links),
     Metric("meetings_missed_total", "counter", "Meetings of local SGD that a cluster has missed.", _read_missed),
     Metric("scalar", "gauge", "Loss and metrics of the last step.", _read_scalars),
-    Metric("variable_bytes", "gauge", "Bytes of the variables that the worker holds.", _read_own("variable_bytes")),
-    Metric("peak_bytes", "gauge", "Peak memory of the process.", _read_own("peak_bytes")),
+    Metric("variable_bytes", "gauge", "Bytes of the variables that the worker holds.", _read_worker("variable_bytes")),
+    Metric("peak_bytes", "gauge", "Peak memory of the process.", _read_worker("peak_bytes")),
 )
 
 
 def render_metrics(reports: Iterable[Document], others: Iterable[tuple[Metric, Iterable[Sample]]] = ()) -> str:
-    """The metrics of workers' last reports, and further metrics with their samples.
+    """The metrics of workers' last reports, and further metrics with their samples, in the format of Prometheus.
 
     >>> metric = Metric("workers", "gauge", "Workers that run.", lambda report: ())
     >>> print(render_metrics([], [(metric, [Sample(2, {"cluster": "gpu"})])]), end="")
@@ -180,8 +180,9 @@ def serve_metrics(address: str, render: Callable[[], str]) -> Iterator[int]:
 
     class MetricsHandler(Handler):
         def do_GET(self) -> None:
-            found = self.path.partition("?")[0] in ("/metrics", "/")
-            self.send(200 if found else 404, CONTENT_TYPE, render() if found else "only GET /metrics is served\n")
+            is_served = self.path.partition("?")[0] in ("/metrics", "/")
+            text = render() if is_served else "only GET /metrics is served\n"
+            self.send(200 if is_served else 404, CONTENT_TYPE, text)
 
     place = split_address(address)
     if place[1] < 0:
@@ -216,10 +217,10 @@ class Prometheus:
 
     def _render(self) -> str:
         last = self._last
-        return render_metrics([] if last is None else [json.loads(line(last))])
+        return render_metrics([] if last is None else [report_document(last)])
 
     def step(self, report: Report) -> None:
-        """A step has ended."""
+        """Serve this report from now on."""
         self._last = report
 
     def tick(self) -> None:
@@ -243,19 +244,21 @@ class LastReport:
         self._written = 0.0
 
     def step(self, report: Report) -> None:
-        """A step has ended."""
+        """Write the report, or keep it until a second has passed since the last one was written."""
         self._due = report
         self.tick()
 
     def tick(self) -> None:
-        """Write the report if it is due."""
+        """Write the kept report if it is due."""
         if self._due is not None and time.monotonic() >= self._written + _WRITE_SECONDS:
             self.close()
 
     def close(self) -> None:
-        """Write the last report if it was not written yet."""
+        """Write the kept report, if any."""
         if self._due is not None:
-            write_json(self._folder / f"{self._due.worker.replace('/', '-')}.json", document(self._due), indent=None)
+            write_json(
+                self._folder / f"{self._due.worker.replace('/', '-')}.json", report_document(self._due), indent=None
+            )
             self._due, self._written = None, time.monotonic()
 
     def __str__(self) -> str:
@@ -263,9 +266,9 @@ class LastReport:
 
 
 def read_reports(folder: str | os.PathLike[str]) -> list[Document]:
-    """The last reports of the workers of a launcher."""
-    found = []
+    """The last reports of the workers of a launcher; files that cannot be read are skipped."""
+    reports = []
     for path in sorted(Path(folder).glob("*.json")):
         with contextlib.suppress(OSError, ValueError):
-            found.append(json.loads(path.read_text("utf-8")))
-    return found
+            reports.append(json.loads(path.read_text("utf-8")))
+    return reports

@@ -16,11 +16,11 @@ from whale_nebula.site import calling_site
 
 
 class RunningStep(Protocol):
-    """The running step, for watchers."""
+    """What watchers may read of a step while it runs."""
 
     @property
     def name(self) -> str:
-        """The program."""
+        """The name of the program."""
 
     @property
     def steps(self) -> int:
@@ -102,7 +102,7 @@ def watch(audience: Sequence[Audience]) -> None:
 
 
 def forget() -> None:
-    """Reset totals and watchers when a run is opened or closed."""
+    """Remove all reports, totals and watchers, when a run is opened or closed."""
     global _published
     with _LOCK:
         _published = _PublishedState()

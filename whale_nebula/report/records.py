@@ -26,11 +26,11 @@ def size(count: float) -> str:
     >>> size(512), size(2048), size(5 * 2**20)
     ('512 B', '2.0 KiB', '5.0 MiB')
     """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
-    return ""
+    return f"{count:.1f} GiB"
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class PredictionGap:
 
     @property
     def gap(self) -> float:
-        """The relative difference from the prediction."""
+        """The measurement minus the prediction; 0 without a prediction."""
         return 0.0 if self.predicted is None else self.measured - self.predicted
 
-    def text(self, unit: Callable[[float], str], whose: str = "") -> str:
-        """The measurement and the prediction in words."""
-        said = unit(self.measured)
-        return said if self.predicted is None else f"{said} (predicted {unit(self.predicted)}{whose})"
+    def text(self, unit: Callable[[float], str], qualifier: str = "") -> str:
+        """Both numbers as formatted by `unit`; `qualifier` follows the prediction."""
+        measured = unit(self.measured)
+        return measured if self.predicted is None else f"{measured} (predicted {unit(self.predicted)}{qualifier})"
 
 
 ALONE = "local/0"
@@ -86,7 +86,8 @@ ONCE = "once a step"
 
 
 EXCHANGE = "exchange"
-"""The spans in that lane in which an update waits for other workers: scalars, results, gradients of tied variables."""
+"""`Span.what` in that lane while an update waits for other workers: for scalars, results, gradients of tied variables.
+"""
 
 
 @dataclass(frozen=True)
@@ -112,13 +113,13 @@ class StageReport:
     def idle_seconds(self) -> float | None:
         """Total idle time of the replicas that waited for the busiest; None if they were not timed separately.
 
-        >>> busiest([StageReport(3.0, 0.0), StageReport(1.0, 2.0)]).idle_seconds
-        2.0
+        >>> busiest([StageReport(3.0, 0.0), StageReport(1.0, 2.0)]).idle_seconds, StageReport(3.0).idle_seconds
+        (2.0, 0.0)
         """
         if self.replicas is None:
             return None
-        found = [each.compute_seconds or 0.0 for each in self.replicas]
-        return sum(max(found) - each for each in found)
+        seconds = [each.compute_seconds or 0.0 for each in self.replicas]
+        return sum(max(seconds) - each for each in seconds) if seconds else 0.0
 
 
 def busiest(replicas: Sequence[StageReport]) -> StageReport:
@@ -241,8 +242,8 @@ class BoundaryReport:
         )
 
 
-_WORTH = 0.05
-"""A smaller share of the time is not mentioned."""
+_MIN_ADVISED_SHARE = 0.05
+"""A smaller share of waiting is not worth a change."""
 
 
 @dataclass(frozen=True)
@@ -272,11 +273,11 @@ class MeetingsReport:
         return self.waited_seconds / self.seconds if self.seconds else 0.0
 
     def sentence(self) -> str:
-        """A sentence on the overhead, and how to reduce it."""
-        said = f"{100 * self.share:.0f} % of the time so far was spent waiting for {', '.join(self.others)}"
-        if self.share < _WORTH:
-            return f"the cluster's own computation; {said}"
-        return f"{said}; a stronger codec, a larger sync_every or delay, or speeds in the config would reduce it"
+        """The bottleneck under local SGD: how long this cluster waited for the others, and how to reduce that."""
+        waited = f"{100 * self.share:.0f} % of the time so far was spent waiting for {', '.join(self.others)}"
+        if self.share < _MIN_ADVISED_SHARE:
+            return f"the cluster's own computation; {waited}"
+        return f"{waited}; a stronger codec, a larger sync_every or delay, or speeds in the config would reduce it"
 
     def __str__(self) -> str:
         waited = f"waited {duration(self.waited_seconds)} of {duration(self.seconds)}"
@@ -317,16 +318,16 @@ class Goodput:
         return 1.0 - (self.saving + self.lost + self.recovery) / self.total if self.total > 0 else 1.0
 
 
-def goodput_lines(goodput: Goodput) -> Iterator[str]:
-    """The line of a report.
+def goodput_text(goodput: Goodput) -> str:
+    """The goodput and what reduced it, as a line of a report.
 
-    >>> print(*goodput_lines(Goodput(100.0, steps=80.0, saving=1.0, lost=4.0, recovery=5.0)))
-    goodput: 90.0 % of 100.000 s; saving 1.000 s, lost steps 4.000 s, restarts 5.000 s
+    >>> goodput_text(Goodput(100.0, steps=80.0, saving=1.0, lost=4.0, recovery=5.0))
+    'goodput: 90.0 % of 100.000 s; saving 1.000 s, lost steps 4.000 s, restarts 5.000 s'
     """
     parts = f"saving {duration(goodput.saving)}"
     if goodput.lost or goodput.recovery:
         parts += f", lost steps {duration(goodput.lost)}, restarts {duration(goodput.recovery)}"
-    yield f"goodput: {100 * goodput.share:.1f} % of {duration(goodput.total)}; {parts}"
+    return f"goodput: {100 * goodput.share:.1f} % of {duration(goodput.total)}; {parts}"
 
 
 @dataclass

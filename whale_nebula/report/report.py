@@ -32,18 +32,18 @@ from whale_nebula.report.records import (
 from whale_nebula.report.text import report_text
 
 _WIDTH = 72
-_OTHERS = "0123456789"
+_SPARE_LETTERS = "0123456789"
 
 
 class Timeline(tuple["Span", ...]):
     """The spans of a step, a tuple; its text is a line for each lane, with a letter for each span.
 
     >>> from whale_nebula.report.records import Span
-    >>> found = Timeline([Span("gpu", "forward 0", 0.0, 0.25, 0), Span("gpu", "backward 0", 0.75, 1.0, 0)])
-    >>> print(str(found).replace("F" * 18, "FF").replace("B" * 18, "BB").replace("." * 36, "...."))
+    >>> timeline = Timeline([Span("gpu", "forward 0", 0.0, 0.25, 0), Span("gpu", "backward 0", 0.75, 1.0, 0)])
+    >>> print(str(timeline).replace("F" * 18, "FF").replace("B" * 18, "BB").replace("." * 36, "...."))
     1.000 s from left to right; F forward, B backward
       gpu |FF....BB|  0.500 s in 2 pieces
-    >>> found[0].what
+    >>> timeline[0].what
     'forward 0'
     """
 
@@ -98,7 +98,7 @@ def _assign_letters(words: Iterable[str]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for word in words:
-        free = (each for each in [*word.upper(), *word, *_OTHERS] if each not in found.values())
+        free = (each for each in [*word.upper(), *word, *_SPARE_LETTERS] if each not in found.values())
         found[word] = next(free, "*")
     return found
 
@@ -107,15 +107,15 @@ _STEP = "step"
 
 
 def chrome_trace(report: Report) -> dict[str, Any]:
-    """The trace as a JSON object; the step itself is an event, so the trace is never empty."""
+    """The spans of a report as trace events of Chrome; the step itself is one, so the trace is never empty."""
     lanes = _name_lanes(report)
     numbers = {name: number for number, name in enumerate(dict.fromkeys(name for name, _ in lanes.values()), 1)}
     threads = {lane: (numbers[name], number) for number, (lane, (name, _)) in enumerate(lanes.items(), 1)}
     events = [
-        _name_lane("process_name", number, 0, name if name == _STEP else f"cluster {name}")
+        _name_event("process_name", number, 0, name if name == _STEP else f"cluster {name}")
         for name, number in numbers.items()
     ]
-    events += [_name_lane("thread_name", *threads[lane], name) for lane, (_, name) in lanes.items()]
+    events += [_name_event("thread_name", *threads[lane], name) for lane, (_, name) in lanes.items()]
     whole = Span(ONCE, f"step {report.step} of {report.program}", 0.0, report.step_seconds)
     ordered = sorted([whole, *report.spans], key=lambda span: (span.start, -span.end))
     events += [_make_event(span, *threads[span.lane]) for span in ordered]
@@ -135,7 +135,7 @@ def _name_lanes(report: Report) -> dict[str, tuple[str, str]]:
     return lanes
 
 
-def _name_lane(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
+def _name_event(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}}
 
 
@@ -209,8 +209,8 @@ class Report:
         >>> Report("predict", 1, 0.1, 1, {"gpu": StageReport()}, {}).bottleneck
         'there is only one stage, so no data crosses a link'
         """
-        said = describe_bottleneck(self)
-        return said if self.worker == ALONE else f"measured by {self.worker}: {said}"
+        sentence = describe_bottleneck(self)
+        return sentence if self.worker == ALONE else f"measured by {self.worker}: {sentence}"
 
     @cached_property
     def straggler(self) -> str:
@@ -244,7 +244,7 @@ class Report:
         >>> Report("fit", 1, 0.5, 1, {}, {}).to_json()[:30]
         '{"format":"whale_nebula report'
         """
-        return saved.text(self)
+        return saved.json_text(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report as JSON: `whale-nebula show --report FILE` prints it, and `Report.load` reads it."""
@@ -272,11 +272,11 @@ _GB = 1e9
 
 @dataclass(frozen=True)
 class StepCost:
-    """The cost of a step of so many `rows`, in the currency of the config: of all workers of the run for its seconds,
-    and of the bytes that crossed.
+    """The cost of a step with this number of rows, in the currency of the config's prices: of all workers of the run
+    for its seconds, and of the bytes on all links.
 
-    >>> found = StepCost(workers=0.003, links=0.001, rows=32)
-    >>> found.total, found.per_sample
+    >>> cost = StepCost(workers=0.003, links=0.001, rows=32)
+    >>> cost.total, cost.per_sample
     (0.004, 0.000125)
     """
 

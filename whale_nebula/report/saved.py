@@ -16,10 +16,15 @@ from whale_nebula.errors import StateError
 from whale_nebula.plain import from_plain, to_plain, write_json
 from whale_nebula.report.prediction import Prediction
 from whale_nebula.report.records import LinkReport, PredictionGap, duration, size
-from whale_nebula.report.text import describe_link, describe_stage, gap, per_second, report_text
+from whale_nebula.report.text import (
+    measure_interval,
+    name_predicted_replica,
+    name_predicted_workers,
+    rate_text,
+    report_text,
+)
 
 if TYPE_CHECKING:
-    from whale_nebula.report.prediction import Prediction
     from whale_nebula.report.report import Report
 
 
@@ -27,31 +32,31 @@ FORMAT = "whale_nebula report 1"
 _UNSAVED = ("spans", "elsewhere")
 
 
-def text(report: Report) -> str:
-    """The whole report on one line."""
+def json_text(report: Report) -> str:
+    """A report with its spans, on one line of JSON."""
     spans = [{name: each for name, each in to_plain(span).items() if each is not None} for span in report.spans]
-    return _encode_line({**document(report), "spans": spans})
+    return _encode_line({**report_document(report), "spans": spans})
 
 
-def line(report: Report) -> str:
-    """A report on one line without its spans, which are the largest part."""
-    return _encode_line(document(report))
+def json_line(report: Report) -> str:
+    """A report without its spans, which are the largest part, on one line of JSON."""
+    return _encode_line(report_document(report))
 
 
-def document(report: Report) -> dict[str, Any]:
-    """A report without spans as a JSON document; predictions have separate keys."""
+def report_document(report: Report) -> dict[str, Any]:
+    """A report as a JSON object, without its spans and the reports of other processes, but with its prediction."""
     names = (name for name in report.__dataclass_fields__ if name not in _UNSAVED)
-    found = {"format": FORMAT, **{name: to_plain(getattr(report, name)) for name in names}}
-    found["predicted"] = to_plain(report.prediction)
+    document = {"format": FORMAT, **{name: to_plain(getattr(report, name)) for name in names}}
+    document["predicted"] = to_plain(report.prediction)
     for name in ("meetings", "planned", "goodput", "cost"):
-        if found[name] is None:
-            del found[name]
+        if document[name] is None:
+            del document[name]
     if report.cost is not None:
-        found["cost"]["per_sample"] = report.cost.per_sample
+        document["cost"]["per_sample"] = report.cost.per_sample
     for kind in ("links", "boundaries"):
         for name, each in getattr(report, kind).items():
-            found[kind][name]["ratio"] = each.ratio
-    return found
+            document[kind][name]["ratio"] = each.ratio
+    return document
 
 
 def _encode_line(values: Mapping[str, Any]) -> str:
@@ -60,7 +65,7 @@ def _encode_line(values: Mapping[str, Any]) -> str:
 
 def save(report: Report, path: str | os.PathLike[str]) -> None:
     """Write one report as indented JSON."""
-    write_json(path, json.loads(text(report)))
+    write_json(path, json.loads(json_text(report)))
 
 
 def read(kind: type[Report], path: str | os.PathLike[str]) -> tuple[list[Report], int]:
@@ -69,14 +74,14 @@ def read(kind: type[Report], path: str | os.PathLike[str]) -> tuple[list[Report]
         found = _parse_documents(Path(path).read_text("utf-8"))
         reports = [_parse_report(kind, each) for each in found if each.get("format") == FORMAT]
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise _no_report(path, f"{type(error).__name__}: {error}") from None
+        raise _no_report_error(path, f"{type(error).__name__}: {error}") from None
     broken = len(found) - len(reports)
     if not reports:
-        raise _no_report(path, "the file is empty" if not broken else f"none of its {broken} lines is a report")
+        raise _no_report_error(path, "the file is empty" if not broken else f"none of its {broken} lines is a report")
     return reports, broken
 
 
-def _no_report(path: str | os.PathLike[str], why: str) -> StateError:
+def _no_report_error(path: str | os.PathLike[str], why: str) -> StateError:
     mend = (
         'write one with nb.last_report().save("step.json"), or a line for each step with nb.init(metrics="run.jsonl")'
     )
@@ -111,16 +116,16 @@ _TIMED = ("compute_seconds", "wait_seconds")
 
 
 @dataclass(frozen=True)
-class Program:
+class ProgramReports:
     """All steps of one program in one process. The first one, a warm-up, counts in totals only.
 
-    `gaps` are the seconds from one step's end to the next one's, if no other program ran between the two.
+    `intervals` are the seconds from one step's end to the next one's, if no other program ran between the two.
     """
 
     worker: str
     program: str
     reports: tuple[Report, ...]
-    gaps: tuple[float, ...] = ()
+    intervals: tuple[float, ...] = ()
 
     @property
     def steady_reports(self) -> tuple[Report, ...]:
@@ -133,11 +138,11 @@ class Program:
         return self.reports[-1]
 
     def compare_seconds(self) -> PredictionGap:
-        """Seconds of a step."""
+        """The median seconds of a step, and of its predictions."""
         return self._compare(lambda report: report.step_seconds, lambda predicted: predicted.seconds)
 
     def compare_stage(self, stage: str, name: str) -> PredictionGap | None:
-        """Seconds of a stage in a step, by the name of the field; None if stages were not timed separately."""
+        """The medians of a field of a stage's reports and predictions; None if stages were not timed separately."""
         if getattr(self.last.stages.get(stage), name, None) is None:
             return None
         return self._compare(
@@ -146,11 +151,11 @@ class Program:
         )
 
     def compare_stage_times(self, stage: str) -> list[PredictionGap | None]:
-        """Computing and waiting times of a stage."""
+        """The medians of a stage's computing and of its waiting seconds."""
         return [self.compare_stage(stage, key) for key in _TIMED]
 
     def compare_link_bytes(self, link: str) -> PredictionGap:
-        """Bytes of a link per step."""
+        """The median bytes of a link per step."""
         return self._compare(
             lambda report: report.links.get(link, LinkReport()).bytes,
             lambda predicted: float(predicted.links[link].bytes) if link in predicted.links else None,
@@ -170,7 +175,7 @@ class Program:
 
     @property
     def typical(self) -> Report:
-        """The last step with median times, from which the bottleneck follows."""
+        """The last step with the median times of all, to find the bottleneck."""
         stages = {}
         for name, stage in self.last.stages.items():
             computes, waits = (None if one is None else one.measured for one in self.compare_stage_times(name))
@@ -178,23 +183,23 @@ class Program:
         return replace(self.last, step_seconds=self.compare_seconds().measured, stages=stages)
 
     @property
-    def per_second(self) -> float | None:
+    def steps_per_second(self) -> float | None:
         """Steps a second, including input and callbacks between steps; None if no two are consecutive."""
-        return len(self.gaps) / sum(self.gaps) if self.gaps else None
+        return len(self.intervals) / sum(self.intervals) if self.intervals else None
 
 
-def group_programs(reports: Sequence[Report]) -> list[Program]:
-    """The last run in the file, by process and program."""
-    found: dict[tuple[str, str], list[Report]] = {}
-    gaps: dict[tuple[str, str], list[float]] = {}
+def group_programs(reports: Sequence[Report]) -> list[ProgramReports]:
+    """The steps of the last run in a file, grouped by process and program."""
+    groups: dict[tuple[str, str], list[Report]] = {}
+    intervals: dict[tuple[str, str], list[float]] = {}
     before: dict[str, Report] = {}
     for report in select_last_run(reports):
         key = report.worker, report.program
-        found.setdefault(key, []).append(report)
-        passed = gap(before.get(report.worker), report)
-        gaps.setdefault(key, []).extend([] if passed is None else [passed])
+        groups.setdefault(key, []).append(report)
+        passed = measure_interval(before.get(report.worker), report)
+        intervals.setdefault(key, []).extend([] if passed is None else [passed])
         before[report.worker] = report
-    return [Program(*key, tuple(own), tuple(gaps[key])) for key, own in found.items()]
+    return [ProgramReports(*key, tuple(steps), tuple(intervals[key])) for key, steps in groups.items()]
 
 
 def select_last_run(reports: Sequence[Report]) -> list[Report]:
@@ -204,7 +209,7 @@ def select_last_run(reports: Sequence[Report]) -> list[Report]:
 
 
 def count_runs(reports: Sequence[Report]) -> int:
-    """The number of runs in the file."""
+    """The number of runs in a file: first steps of the process that wrote its first line."""
     first = reports[0].worker
     return max(sum(report.run.steps == 1 for report in reports if report.worker == first), 1)
 
@@ -229,21 +234,21 @@ def summary_text(reports: Sequence[Report], broken: int = 0) -> str:
     return "\n".join(lines)
 
 
-def _program_lines(program: Program) -> Iterator[str]:
+def _program_lines(program: ProgramReports) -> Iterator[str]:
     last, typical = program.last, program.typical
     many = f"{len(program.reports)} step{'s' * (len(program.reports) != 1)}"
-    rate = "" if program.per_second is None else f", {per_second(program.per_second)}"
+    rate = "" if program.steps_per_second is None else f", {rate_text(program.steps_per_second)}"
     yield f"{program.program} in {program.worker}: {many}, {program.compare_seconds().text(duration)} each{rate}"
     for name in last.scalars:
         values = [report.scalars[name] for report in program.reports if name in report.scalars]
         yield f"  {name}: {values[0]:.4g} first, {values[-1]:.4g} last"
     for name in last.stages:
         found = program.compare_stage_times(name)
-        computes, waits = (each and each.text(duration, describe_stage(last, name)) for each in found)
+        computes, waits = (each and each.text(duration, name_predicted_replica(last, name)) for each in found)
         if computes and waits:
             yield f"  stage {name}: computes {computes}, waits {waits}"
     for name in last.links:
-        a_step = program.compare_link_bytes(name).text(size, describe_link(last, name))
+        a_step = program.compare_link_bytes(name).text(size, name_predicted_workers(last, name))
         yield f"  link {name}: {a_step} per step, {size(program.sum_link_bytes(name))} total"
     yield f"  bottleneck: {typical.bottleneck}"
     if typical.straggler:
@@ -251,24 +256,24 @@ def _program_lines(program: Program) -> Iterator[str]:
 
 
 def summary_document(reports: Sequence[Report], broken: int = 0) -> dict[str, Any]:
-    """The summary as JSON."""
-    found = {
+    """What `summary_text` shows, as a JSON object."""
+    document = {
         "programs": [_program_document(program) for program in group_programs(reports)],
-        "last": document(reports[-1]),
+        "last": report_document(reports[-1]),
         "runs": count_runs(reports),
         "broken_lines": broken,
     }
-    plain: dict[str, Any] = to_plain(found)
+    plain: dict[str, Any] = to_plain(document)
     return plain
 
 
-def _program_document(program: Program) -> dict[str, Any]:
+def _program_document(program: ProgramReports) -> dict[str, Any]:
     last, typical = program.last, program.typical
     return {
         "program": program.program,
         "worker": program.worker,
         "steps": len(program.reports),
-        "steps_per_second": program.per_second,
+        "steps_per_second": program.steps_per_second,
         "step_seconds": program.compare_seconds(),
         "scalars": last.scalars,
         "stages": {name: {key: program.compare_stage(name, key) for key in _TIMED} for name in last.stages},

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol, TextIO
 
 _UP_AND_CLEAR = "\x1b[1A\x1b[2K"
-_USUAL = os.terminal_size((80, 24))
+_DEFAULT_SIZE = os.terminal_size((80, 24))
 
 
 def find_terminal() -> TextIO | None:
@@ -86,7 +86,7 @@ class Screen:
 
     @contextlib.contextmanager
     def make_room(self, *, ended: bool) -> Iterator[None]:
-        """Remove the drawing for other output; `ended`: it ends with a newline."""
+        """Context in which other output is written, without the drawing; `ended` is whether it ends with a newline."""
         with self._lock:
             self._erase()
             self._is_line_ended = ended
@@ -97,16 +97,16 @@ class Screen:
                     self.keep_drawing()
 
     def keep_drawing(self) -> None:
-        """Keep the drawing; later output is below it."""
+        """Leave the drawing on the screen; later output is below it. A deferred drawing is left once it is drawn."""
         with self._lock:
             self._height, self._keeps_drawing = 0, True
 
     def close(self) -> None:
-        """Keep the drawing, and restore the streams."""
+        """Leave the drawing on the screen, and restore the streams."""
         self.keep_drawing()
-        for name, beside in self._proxies.items():
-            if getattr(sys, name) is beside:
-                setattr(sys, name, beside.stream)
+        for name, proxy in self._proxies.items():
+            if getattr(sys, name) is proxy:
+                setattr(sys, name, proxy.stream)
         self._proxies = {}
 
     def _erase(self) -> None:
@@ -117,13 +117,13 @@ class Screen:
 
 
 def read_terminal_size(fd: int | None) -> os.terminal_size:
-    """The current size of a terminal, if known; COLUMNS and LINES override it."""
-    found = _USUAL
+    """The current size of a terminal, or 80 x 24 if it is unknown; COLUMNS and LINES override it."""
+    actual = _DEFAULT_SIZE
     with contextlib.suppress(OSError):
-        found = _USUAL if fd is None else os.get_terminal_size(fd)
-    said = (os.environ.get("COLUMNS", ""), os.environ.get("LINES", ""))
-    chosen = zip(said, found, _USUAL, strict=True)
-    return os.terminal_size(int(own) if own.isdecimal() else seen or usual for own, seen, usual in chosen)
+        actual = _DEFAULT_SIZE if fd is None else os.get_terminal_size(fd)
+    variables = (os.environ.get("COLUMNS", ""), os.environ.get("LINES", ""))
+    sizes = zip(variables, actual, _DEFAULT_SIZE, strict=True)
+    return os.terminal_size(int(word) if word.isdecimal() else size or default for word, size, default in sizes)
 
 
 class _StreamProxy:

@@ -19,7 +19,7 @@ from whale_nebula.report.records import (
     LinkReport,
     StageReport,
     duration,
-    goodput_lines,
+    goodput_text,
     size,
 )
 
@@ -40,7 +40,7 @@ def boundary_lines(boundaries: Mapping[str, BoundaryReport]) -> list[str]:
     boundary     codec  raw -> payload      on the wire  error   encode  decode
     b0 gpu->npu  int8   4.0 KiB -> 1.1 KiB  29.7 %       0.0093  2.0 ms  1.0 ms
     """
-    rows = [_row(name, each) for name, each in coded_boundaries(boundaries).items()]
+    rows = [_boundary_row(name, each) for name, each in coded_boundaries(boundaries).items()]
     return align_columns([_HEADS, *rows]) if rows else []
 
 
@@ -49,40 +49,39 @@ def coded_boundaries(boundaries: Mapping[str, BoundaryReport]) -> dict[str, Boun
     return {n: b for n, b in boundaries.items() if b.codec not in ("", "none") or b.payload_bytes != b.raw_bytes}
 
 
-def describe_crossing(name: str, each: BoundaryReport) -> str:
+def describe_direction(name: str, crossing: BoundaryReport) -> str:
     """A short text on a direction.
 
-    >>> describe_crossing("b0 gpu->npu", BoundaryReport("int8", 4096, 1088, 1216, 1, error=0.0093))
+    >>> describe_direction("b0 gpu->npu", BoundaryReport("int8", 4096, 1088, 1216, 1, error=0.0093))
     'b0 gpu->npu as int8 1.2 KiB (29.7 %, error 0.0093)'
     """
-    off = "" if each.error is None else f", error {each.error:.2g}"
-    return f"{name} as {each.codec or _NOTHING} {size(each.wire_bytes)} ({100 * each.ratio:.3g} %{off})"
+    off = "" if crossing.error is None else f", error {crossing.error:.2g}"
+    return f"{name} as {crossing.codec or _NOTHING} {size(crossing.wire_bytes)} ({100 * crossing.ratio:.3g} %{off})"
 
 
-def _row(name: str, each: BoundaryReport) -> tuple[str, ...]:
+def _boundary_row(name: str, boundary: BoundaryReport) -> tuple[str, ...]:
     return (
         name,
-        each.codec or _NOTHING,
-        f"{size(each.raw_bytes)} -> {size(each.payload_bytes)}",
-        f"{100 * each.ratio:.3g} %",
-        _NOTHING if each.error is None else f"{each.error:.2g}",
-        duration(each.encode_seconds) if each.encode_seconds else _NOTHING,
-        duration(each.decode_seconds) if each.decode_seconds else _NOTHING,
+        boundary.codec or _NOTHING,
+        f"{size(boundary.raw_bytes)} -> {size(boundary.payload_bytes)}",
+        f"{100 * boundary.ratio:.3g} %",
+        _NOTHING if boundary.error is None else f"{boundary.error:.2g}",
+        duration(boundary.encode_seconds) if boundary.encode_seconds else _NOTHING,
+        duration(boundary.decode_seconds) if boundary.decode_seconds else _NOTHING,
     )
 
 
-def describe_stage(report: Report, stage: str) -> str:
-    """A stage's measurements and predictions; "" if they agree.
-
-    >>> from whale_nebula.report.report import Report
-    >>> describe_stage(Report("fit", 9, 0.5, 2, {}, {}), "npu")
-    ''
+def name_predicted_replica(report: Report, stage: str) -> str:
+    """The replica that a stage's predictions are for, as their suffix: " for the busiest replica" if this process
+    measures only one of several, else "".
     """
     return " for the busiest replica" if report.worker != ALONE and _count_copies(report, stage) > 1 else ""
 
 
-def describe_link(report: Report, link: str) -> str:
-    """A link's load and predictions: bytes are those of all workers of the sending cluster."""
+def name_predicted_workers(report: Report, link: str) -> str:
+    """The workers that a link's predicted bytes are for, as their suffix: " for all workers of gpu" if this process
+    measures only its own share of them, else "".
+    """
     cluster = link.partition("->")[0]
     stages = {**report.elsewhere.stages, **report.stages}
     shared = any(each.cluster == cluster and _count_copies(report, name) > 1 for name, each in stages.items())
@@ -122,11 +121,11 @@ def report_text(report: Report, *, bottleneck: bool = True) -> str:
     stages = prediction.stages if prediction is not None else {}
     links = prediction.links if prediction is not None else {}
     lines += [
-        f"  stage {name}: {_stage(stage, stages.get(name), describe_stage(report, name))}"
+        f"  stage {name}: {_stage_text(stage, stages.get(name), name_predicted_replica(report, name))}"
         for name, stage in report.stages.items()
     ]
     lines += [
-        f"  link {name}: {_link(link, links.get(name), describe_link(report, name))}"
+        f"  link {name}: {_link_text(link, links.get(name), name_predicted_workers(report, name))}"
         for name, link in report.links.items()
     ]
     lines += [f"  {line}" for line in boundary_lines(report.boundaries)]
@@ -135,7 +134,8 @@ def report_text(report: Report, *, bottleneck: bool = True) -> str:
         lines += [f"  {report.meetings.chosen}"] * bool(report.meetings.chosen)
     if report.cost is not None:
         lines.append(f"  cost: {report.cost}")
-    lines += [f"  {line}" for line in (goodput_lines(report.goodput) if report.goodput is not None else ())]
+    if report.goodput is not None:
+        lines.append(f"  {goodput_text(report.goodput)}")
     lines += [f"  {line}" for line in (planned_lines(report.planned) if report.planned is not None else ())]
     if (once := _describe_once(report)) is not None:
         lines.append(f"  once per step ({_UPDATES}): {once}")
@@ -151,38 +151,40 @@ def scalars_text(report: Report) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in report.scalars.items())
 
 
-def _stage(stage: StageReport, predicted: StagePrediction | None, whose: str) -> str:
+def _stage_text(stage: StageReport, predicted: StagePrediction | None, qualifier: str) -> str:
     if stage.compute_seconds is None or stage.wait_seconds is None:
-        return f"part of one function, not timed separately{_copies(stage)}"
-    computes = _predicted_text(None if predicted is None else predicted.compute_seconds, whose)
-    waits = _predicted_text(None if predicted is None else predicted.wait_seconds, whose)
-    said = f"computes {duration(stage.compute_seconds)}{computes}, waits {duration(stage.wait_seconds)}{waits}"
-    codecs = _predicted_text(None if predicted is None else predicted.codec_seconds, whose)
-    said += f", encodes and decodes {duration(stage.codec_seconds)}{codecs}" if stage.codec_seconds else ""
-    return said + _copies(stage)
+        return f"part of one function, not timed separately{_replicas_text(stage)}"
+    computes = _predicted_text(None if predicted is None else predicted.compute_seconds, qualifier)
+    waits = _predicted_text(None if predicted is None else predicted.wait_seconds, qualifier)
+    text = f"computes {duration(stage.compute_seconds)}{computes}, waits {duration(stage.wait_seconds)}{waits}"
+    codecs = _predicted_text(None if predicted is None else predicted.codec_seconds, qualifier)
+    text += f", encodes and decodes {duration(stage.codec_seconds)}{codecs}" if stage.codec_seconds else ""
+    return text + _replicas_text(stage)
 
 
-def _copies(stage: StageReport) -> str:
+def _replicas_text(stage: StageReport) -> str:
     """The number of a stage's replicas, and their idle time, if known.
 
     >>> from whale_nebula.report.records import busiest
-    >>> _copies(busiest([StageReport(3.0), StageReport(1.0)])), _copies(StageReport(replicas=None, copies=2))
-    ('; 2 replicas, idle 2.000 s in total while waiting for the slowest', '; 2 replicas')
+    >>> _replicas_text(busiest([StageReport(3.0), StageReport(1.0)]))
+    '; 2 replicas, idle 2.000 s in total while waiting for the slowest'
+    >>> _replicas_text(StageReport(replicas=None, copies=2))
+    '; 2 replicas'
     """
     if stage.copies < 2:
         return ""
     idle = stage.idle_seconds
-    said = "" if idle is None else f", idle {duration(idle)} in total while waiting for the slowest"
-    return f"; {stage.copies} replicas{said}"
+    idle_text = "" if idle is None else f", idle {duration(idle)} in total while waiting for the slowest"
+    return f"; {stage.copies} replicas{idle_text}"
 
 
-def _link(link: LinkReport, predicted: LinkPrediction | None, whose: str) -> str:
+def _link_text(link: LinkReport, predicted: LinkPrediction | None, qualifier: str) -> str:
     parts = [f"{size(link.bytes)} ({100 * link.ratio:.0f} % of the tensors{_explain_overhead(link)})"]
     if link.seconds:
         parts.append(f"link busy {duration(link.seconds)}")
     if predicted is not None:
         most = "at most " if predicted.at_most else ""
-        parts.append(f"predicted {most}{size(predicted.bytes)}, {duration(predicted.seconds)}{whose}")
+        parts.append(f"predicted {most}{size(predicted.bytes)}, {duration(predicted.seconds)}{qualifier}")
     return ", ".join(parts)
 
 
@@ -206,19 +208,19 @@ def _explain_overhead(link: LinkReport) -> str:
 
 
 def _describe_once(report: Report) -> str | None:
-    """The parts that ran once per step, if timed."""
-    own = [span for span in report.spans if span.lane == ONCE]
-    took = sum(span.end - span.start for span in own if span.what != EXCHANGE)
-    waited = sum(span.end - span.start for span in own if span.what == EXCHANGE)
-    if not own:
+    """The time of what ran once per step; None if it was not timed. Waits are spans within those of updates."""
+    spans = [span for span in report.spans if span.lane == ONCE]
+    took = sum(span.end - span.start for span in spans if span.what != EXCHANGE)
+    waited = sum(span.end - span.start for span in spans if span.what == EXCHANGE)
+    if not spans:
         return None
     basis = report.basis
-    said = f"computes {duration(took - waited)}{_predicted_text(None if basis is None else basis.once)}"
-    return f"{said}, waits {duration(waited)}{_predicted_text(None if basis is None else basis.exchange_seconds)}"
+    computes = f"computes {duration(took - waited)}{_predicted_text(None if basis is None else basis.once)}"
+    return f"{computes}, waits {duration(waited)}{_predicted_text(None if basis is None else basis.exchange_seconds)}"
 
 
-def _predicted_text(seconds: float | None, whose: str = "") -> str:
-    return "" if seconds is None else f" (predicted {duration(seconds)}{whose})"
+def _predicted_text(seconds: float | None, qualifier: str = "") -> str:
+    return "" if seconds is None else f" (predicted {duration(seconds)}{qualifier})"
 
 
 # ---------------------------------------------------------------------- log lines of steps
@@ -227,7 +229,7 @@ _RECENT = 32
 
 @dataclass
 class Rate:
-    """The rate of each program over its last steps.
+    """Steps per second of each program, over its last 32 intervals between steps.
 
     A program's first step, which is traced, does not count, nor does the time between two steps in which another
     program ran: a validation is not part of training.
@@ -245,23 +247,23 @@ class Rate:
         [None, 2.0, None, 2.0, 2.0]
         """
         taken = self._step_seconds.setdefault(report.program, deque(maxlen=_RECENT))
-        passed, self._last_report = gap(self._last_report, report), report
+        passed, self._last_report = measure_interval(self._last_report, report), report
         if passed is not None:
             taken.append(passed)
         return len(taken) / sum(taken) if taken else None
 
 
-def gap(before: Report | None, report: Report) -> float | None:
+def measure_interval(before: Report | None, report: Report) -> float | None:
     """Seconds from the end of the previous step to the end of this one, if both are of one program."""
     if before is None or before.program != report.program or report.time <= before.time:
         return None
     return report.time - before.time
 
 
-def per_second(rate: float) -> str:
-    """A rate in words; it includes the time between steps.
+def rate_text(rate: float) -> str:
+    """Steps per second as text; they include the time between steps.
 
-    >>> per_second(1.904)
+    >>> rate_text(1.904)
     '1.9 steps/s overall'
     """
     return f"{rate:.3g} steps/s overall"
@@ -272,45 +274,47 @@ EVERY_SECONDS = 10.0
 log = logging.getLogger("whale_nebula.steps")
 
 
-class Lines:
-    """Logs the progress at suitable intervals, if `here` selects this process."""
+class StepLog:
+    """Logs each program's first step, then at most one step every `every` seconds, and the last one of each program;
+    only while `is_selected()` is true.
+    """
 
     def __init__(
         self,
-        here: Callable[[], bool] = lambda: True,
+        is_selected: Callable[[], bool] = lambda: True,
         every: float = EVERY_SECONDS,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._is_selected, self._every, self._now = here, every, now
+        self._is_selected, self._every, self._now = is_selected, every, now
         self._rate = Rate()
         self._started_programs: set[str] = set()
         self._last = float("-inf")
-        self._unsaid: dict[str, tuple[Report, float | None]] = {}
-        self._undo = _make_audible(log)
+        self._unlogged: dict[str, tuple[Report, float | None]] = {}
+        self._undo = _enable_info_lines(log)
 
     def step(self, report: Report) -> None:
-        """Print the step if it is a program's first, or if a line is due; otherwise keep it for the end."""
+        """Log the step if it is a program's first, or if a line is due; otherwise keep it for `close`."""
         rate = self._rate.add(report)
         first = report.program not in self._started_programs
         self._started_programs.add(report.program)
         if first or self._now() - self._last >= self._every:
-            self._say(report, rate)
+            self._log_step(report, rate)
         else:
-            self._unsaid[report.program] = report, rate
+            self._unlogged[report.program] = report, rate
 
-    def _say(self, report: Report, rate: float | None) -> None:
+    def _log_step(self, report: Report, rate: float | None) -> None:
         self._last = self._now()
-        self._unsaid.pop(report.program, None)
+        self._unlogged.pop(report.program, None)
         if self._is_selected():
             log.info("%s", step_line(report, rate))
 
     def tick(self) -> None:
-        """Do nothing: lines are printed after steps."""
+        """Do nothing: lines are logged after steps."""
 
     def close(self) -> None:
-        """Print the last step of each program."""
-        for report, rate in list(self._unsaid.values()):
-            self._say(report, rate)
+        """Log the last step of each program, and restore the logger."""
+        for report, rate in list(self._unlogged.values()):
+            self._log_step(report, rate)
         self._undo()
 
     def __str__(self) -> str:
@@ -328,7 +332,7 @@ def step_line(report: Report, rate: float | None) -> str:
     'step 9 of fit: 0.500 s, 1.9 steps/s overall; a computes 0.200 s, waits 0.300 s, 3 in flight; ...'
     """
     head = [f"step {report.step} of {report.program}: {duration(report.step_seconds)}"]
-    head += [] if rate is None else [per_second(rate)]
+    head += [] if rate is None else [rate_text(rate)]
     parts = [", ".join([*head, *([scalars_text(report)] if report.scalars else [])])]
     for name, stage in {**report.stages, **report.elsewhere.stages}.items():
         if stage.compute_seconds is not None and stage.wait_seconds is not None:
@@ -337,14 +341,12 @@ def step_line(report: Report, rate: float | None) -> str:
     links = {**report.links, **report.elsewhere.links}
     parts += [f"{name} {size(link.bytes)}" for name, link in links.items()]
     return "; ".join(
-        [*parts, *(describe_crossing(name, each) for name, each in coded_boundaries(report.boundaries).items())]
+        [*parts, *(describe_direction(name, each) for name, each in coded_boundaries(report.boundaries).items())]
     )
 
 
-def _make_audible(logger: logging.Logger) -> Callable[[], None]:
-    """Make requested lines visible: on standard error if no log handler is configured. Returns the function that undoes
-    it.
-    """
+def _enable_info_lines(logger: logging.Logger) -> Callable[[], None]:
+    """Let the logger output INFO lines, on standard error if it has no handler. Returns the function that undoes it."""
     level = logger.level
     if not logger.isEnabledFor(logging.INFO):
         logger.setLevel(logging.INFO)

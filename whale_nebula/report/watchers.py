@@ -29,9 +29,9 @@ from whale_nebula.errors.text import did_you_mean
 from whale_nebula.report.published import find_running_step
 from whale_nebula.report.records import BoundaryReport, LinkReport, StageReport, duration, size
 from whale_nebula.report.report import Report
-from whale_nebula.report.saved import line
+from whale_nebula.report.saved import json_line
 from whale_nebula.report.screen import Canvas, Screen, find_terminal
-from whale_nebula.report.text import Lines, Rate, coded_boundaries, per_second, scalars_text
+from whale_nebula.report.text import Rate, StepLog, coded_boundaries, rate_text, scalars_text
 from whale_nebula.site import script_site
 
 TICK_SECONDS = 0.25
@@ -45,13 +45,13 @@ class Watcher(Protocol):
     """Displays or writes reports."""
 
     def step(self, report: Report) -> None:
-        """Handle a finished step."""
+        """Display or write the report of a finished step."""
 
     def tick(self) -> None:
-        """Handle a tick, every quarter of a second."""
+        """Do what is due; called whenever a quarter of a second has passed without a report."""
 
     def close(self) -> None:
-        """Write what is deferred, as the run ends."""
+        """Write what is deferred and release resources, at the end of the run."""
 
 
 class WatcherThread:
@@ -66,11 +66,11 @@ class WatcherThread:
         self._thread.start()
 
     def publish(self, report: Report) -> None:
-        """Pass on a finished step."""
+        """Queue the report of a finished step."""
         self._queue.put(report)
 
     def close(self) -> None:
-        """Pass on all queued reports, and stop."""
+        """Pass on all queued reports, close the watchers, and stop; waits half a minute at most."""
         self._queue.put(None)
         self._thread.join(_PATIENCE)
 
@@ -96,7 +96,7 @@ class WatcherThread:
 
 
 class MetricsFile:
-    """A file with a line for every step. An incomplete line of a process that died is terminated before a new one."""
+    """A file with a line of JSON for every step. An incomplete last line of a process that died is ended first."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -118,7 +118,7 @@ class MetricsFile:
 
     def step(self, report: Report) -> None:
         """Append a line; the operating system has it when this returns."""
-        self._append(line(report).encode() + b"\n")
+        self._append(json_line(report).encode() + b"\n")
 
     def _append(self, data: bytes) -> None:
         while data:
@@ -142,20 +142,20 @@ def _open_prometheus(address: str) -> Watcher:
 
 
 _OPTION_CODE = {"metrics": 'nb.init(metrics="run.jsonl")', "tensorboard": 'nb.init(tensorboard="logs")'}
-"""The outputs that have an option of their own, as it is written."""
+"""Outputs with an option of their own: the code to write."""
 OUTPUTS: dict[str, Callable[[str], Watcher]] = {"metrics": MetricsFile, "prometheus": _open_prometheus}
 """The constructors of a run's outputs from their value in `nb.init(outputs={name: value})`; another one is an entry."""
 
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """The user's choice of displays: on the screen, and outputs by name."""
+    """The user's choice of what shows steps on the screen, and of outputs with their values (paths, addresses)."""
 
     show: str = "none"
     outputs: Mapping[str, str | os.PathLike[str]] = field(default_factory=dict)
 
     def validate(self, site: str = "") -> OutputOptions:
-        """The validated choice; raises an error that names an invalid word.
+        """Returns these options, or raises an error that names the invalid one and `site`, where it was given.
 
         >>> OutputOptions("life").validate()
         Traceback (most recent call last):
@@ -177,32 +177,32 @@ class OutputOptions:
 
 
 def open_outputs(
-    seen: OutputOptions, lead: Callable[[], bool], canvas: Canvas | None = None, folder: str | None = None
+    options: OutputOptions, is_lead: Callable[[], bool], canvas: Canvas | None = None, folder: str | None = None
 ) -> WatcherThread | None:
-    """The watchers of a run's steps; None if there are none.
+    """Start the watchers of a run's steps; None if there are none.
 
-    `lead` returns whether this process prints; it is called at every step, because it depends on the first program.
+    `is_lead` returns whether this process prints; it is called at every step, because it depends on the first program.
     Outputs are written by every process. `canvas` draws on the terminal of the launcher of this process, if any, and
     `folder` is where that launcher reads the last report.
     """
-    watchers = [OUTPUTS[name](os.fspath(path)) for name, path in seen.outputs.items()]
+    watchers = [OUTPUTS[name](os.fspath(path)) for name, path in options.outputs.items()]
     if folder is not None:
         from whale_nebula.report.prometheus import LastReport
 
         watchers.append(LastReport(folder))
-    if seen.show != "none":
-        watchers.append(_open_view(seen.show, lead, canvas))
+    if options.show != "none":
+        watchers.append(_open_display(options.show, is_lead, canvas))
     return WatcherThread(watchers) if watchers else None
 
 
-def _open_view(show: str, lead: Callable[[], bool], canvas: Canvas | None) -> Watcher:
-    """A table on a terminal, otherwise lines."""
+def _open_display(show: str, is_lead: Callable[[], bool], canvas: Canvas | None) -> Watcher:
+    """The live table if it is wanted and there is a terminal, otherwise lines in the log."""
     stream = find_terminal()
     if stream is not None:
         canvas = Screen(stream)
     if canvas is None or show != "live":
-        return Lines(lead)
-    return Live(canvas, lead)
+        return StepLog(is_lead)
+    return Live(canvas, is_lead)
 
 
 # ---------------------------------------------------------------------- the live table
@@ -212,9 +212,8 @@ _WIDTHS = (12, 9, 9, 9, _BAR_COLUMNS, 9)
 
 
 def step_table(report: Report, rate: float | None, doing: Mapping[str, str], bottleneck: str = "") -> RenderableType:
-    """A table of a step, as wide as the terminal.
-
-    `rate` is steps per second (None: not known yet), `doing` each stage's current activity.
+    """A step as tables of stages, links and boundaries. `rate` is steps per second (None: not known yet), `doing` each
+    stage's current activity.
     """
     title = Text(f"{report.program}, step {report.step}", style="bold")
     parts: list[RenderableType] = [Rule(title, style="dim", align="left"), _head(report, rate), _stages(report, doing)]
@@ -235,7 +234,7 @@ def _head(report: Report, rate: float | None) -> Text:
     if report.planned is not None and report.planned.seconds.predicted is not None:
         head.append(f", planned {duration(report.planned.seconds.predicted)}", style="default dim")
     if rate is not None:
-        head.append(f" · {per_second(rate)}", style="default")
+        head.append(f" · {rate_text(rate)}", style="default")
     return head
 
 
@@ -269,7 +268,7 @@ def _stage(report: Report, stage: StageReport) -> list[RenderableType]:
 
 
 def _bar(parts: list[tuple[float, str]]) -> Text:
-    """Shares of the step as a bar: green for computing, yellow for waiting, and the rest."""
+    """Shares of the step with their colours as a bar, with the rest dimmed."""
     bar = Text()
     for share, colour in parts:
         bar.append("━" * round(_BAR_COLUMNS * min(share, 1.0)), style=colour)
@@ -293,7 +292,6 @@ def _link(report: Report, name: str, link: LinkReport) -> list[RenderableType]:
 
 
 def _boundaries(boundaries: Mapping[str, BoundaryReport]) -> Table:
-    """Crossings by direction, without errors that were not measured here."""
     table = _table("boundary", "per step", "of raw", "error", "codec", "codec time")
     for name, each in boundaries.items():
         error = "" if each.error is None else f"{each.error:.2g}"
@@ -303,29 +301,29 @@ def _boundaries(boundaries: Mapping[str, BoundaryReport]) -> Table:
     return table
 
 
-_THINK_SECONDS = 5.0
+_BOTTLENECK_SECONDS = 5.0  # the bottleneck is determined anew after so many
 _DRAW_SECONDS = 0.25
 
 
 class Live:
-    """A drawing of the last step and current activity, updated at most four times a second.
+    """A table of the last step and current activity, redrawn at most four times a second while `is_selected()` is true.
 
     It is drawn below other output, and removed while a line of other output is unfinished.
     """
 
-    def __init__(self, canvas: Canvas, here: Callable[[], bool] = lambda: True) -> None:
-        self._is_selected = here
+    def __init__(self, canvas: Canvas, is_selected: Callable[[], bool] = lambda: True) -> None:
+        self._is_selected = is_selected
         self._canvas = canvas
         self._console = Console(file=io.StringIO(), force_terminal=True, highlight=False)
         self._rate = Rate()
         self._report: Report | None = None
         self._per_second: float | None = None
-        self._drawn_at = self._thought = float("-inf")
+        self._drawn_at = self._analyzed_at = float("-inf")
         self._bottleneck = ""
         self._canvas.open()
 
     def step(self, report: Report) -> None:
-        """Draw a step."""
+        """Draw the step, unless the last drawing is too recent."""
         self._report, self._per_second = report, self._rate.add(report)
         if time.monotonic() - self._drawn_at >= _DRAW_SECONDS:
             self._draw()
@@ -335,8 +333,8 @@ class Live:
         self._draw()
 
     def close(self) -> None:
-        """Keep the last step on the terminal."""
-        self._thought = float("-inf")
+        """Draw the last step with its bottleneck, and leave it on the terminal."""
+        self._analyzed_at = float("-inf")
         self._draw()
         self._canvas.close()
 
@@ -350,8 +348,8 @@ class Live:
         """The table as terminal text, cut off at the terminal's height."""
         now, size = find_running_step(), self._canvas.size()
         self._console.size = ConsoleDimensions(size.columns, size.lines)
-        if self._drawn_at - self._thought > _THINK_SECONDS:
-            self._thought, self._bottleneck = self._drawn_at, report.bottleneck
+        if self._drawn_at - self._analyzed_at > _BOTTLENECK_SECONDS:
+            self._analyzed_at, self._bottleneck = self._drawn_at, report.bottleneck
         table = step_table(report, self._per_second, {} if now is None else now.doing, self._bottleneck)
         with self._console.capture() as drawn:
             self._console.print(table)

@@ -27,7 +27,7 @@ from whale_nebula.planner.resizes import (
     list_next_resizes,
 )
 from whale_nebula.planner.stored_plans import (
-    find_digest,
+    digest_problem,
     format_problem,
     list_unknown,
     read_plans,
@@ -184,7 +184,7 @@ class AdvanceSearch:
         """Log the plan of each resize, and warn of fewer workers for which there is none."""
         plans = read_plans()
         for planned, problem in decision.list_resize_problems():
-            resize, stored = planned.resize, plans.get(find_digest(problem))
+            resize, stored = planned.resize, plans.get(digest_problem(problem))
             if stored is None or problem.options != decision.problem.options or resize.text in self.reported:
                 continue
             self.reported.add(resize.text)

@@ -21,11 +21,11 @@ from whale_nebula.ir.program import LocalSgd, Program
 from whale_nebula.passes.pipeline import run_passes, text_after
 from whale_nebula.passes.readings import check_absent_inputs
 from whale_nebula.plan.forbidden import forbidden_inputs
-from whale_nebula.plan.overview import Overview, list_fallbacks
+from whale_nebula.plan.overview import RecordBuilder, list_fallbacks
 from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanLink
 from whale_nebula.plan.splits import CrossingSizes, list_collectives, list_layouts, list_notes
-from whale_nebula.plan.timing import count_in_flight
+from whale_nebula.plan.timing import fill_in_flight
 from whale_nebula.report.prediction import rounds_seconds
 from whale_nebula.report.records import duration, size
 from whale_nebula.runtime.clusters import find_rings
@@ -148,7 +148,7 @@ def plan_step(name: str, captured: Captured, example: Sequence[Any], notes: Sequ
     plan = replace(plan, passes=functools.partial(text_after, compilation=compilation))
     meetings = describe_meetings(captured.program, captured.variables, sum(rows), run)
     planner = [] if run.alone else [f"this plan was created by {run.here().worker}; every worker creates the same plan"]
-    return count_in_flight(replace(plan, notes=(*plan.notes, *meetings, *notes, *planner)))
+    return fill_in_flight(replace(plan, notes=(*plan.notes, *meetings, *notes, *planner)))
 
 
 def _assemble_plan(
@@ -158,7 +158,7 @@ def _assemble_plan(
     model, _, step = name.rpartition(".")
     returned = list_returned_names(captured.structured_outputs)
     workshop = functools.cache(lambda: FunctionBuilder(captured.graph, captured.aliases))
-    overview = Overview(cut, rows, run.links, shapes, model if step.endswith("_step") else "", returned)
+    overview = RecordBuilder(cut, rows, run.links, shapes, model if step.endswith("_step") else "", returned)
     traffic = Traffic(cut, [stage.cluster for stage in cut.program.stages], run.links, shapes)
     crossed = CrossingSizes(cut, rows, shapes)
     decision = None if captured.decision is None else captured.decision.find_record(name)

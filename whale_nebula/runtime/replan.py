@@ -14,7 +14,7 @@ from typing import Any
 
 from whale_nebula.hardware.measurements import save_slowness
 from whale_nebula.ir.program import Leaf
-from whale_nebula.planner.decision import Decision, Observation, Offer, correct, find_better_plan, find_slowness
+from whale_nebula.planner.decision import Decision, Observation, Offer, correct_problem, find_better_plan, find_slowness
 from whale_nebula.planner.explanation import describe_shape, stage_names
 from whale_nebula.planner.problem import Candidate, Excess
 from whale_nebula.planner.score import score
@@ -147,7 +147,7 @@ class PlanWatch:
         better, slowness = None, self.decision.slowness
         if found.is_off and observed.stages:  # stages in one function are not measured separately
             slowness = self._keep_slowness(candidate, observed)
-            problem = correct(replace(self.decision.problem, rows=self.rows), candidate, observed)
+            problem = correct_problem(replace(self.decision.problem, rows=self.rows), candidate, observed)
             better = find_better_plan(problem, candidate.shape, observed.seconds, self.decision.measured_shapes)
         takes = self._will_adopt(better)
         if better is not None:

@@ -59,7 +59,7 @@ class Here:
         """
         fixed = not self.alone or (_run is not None and bool(_run.config.clusters))
         known = self.clusters if _run is None else (*self.clusters, *_run.moved)
-        if cluster not in known and (fixed or closest(cluster, self.clusters, near=0.75) is not None):
+        if cluster not in known and (fixed or closest(cluster, self.clusters, similarity=0.75) is not None):
             _warn_unknown(cluster, self.clusters)
         return self.alone or cluster in (self.cluster, *self.runs_for)
 

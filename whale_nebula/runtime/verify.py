@@ -311,7 +311,7 @@ def _list_remarks(engine: Engine, rows: Sequence[Row], names: Sequence[str], run
         yield "~: rounding alone can change it as much as the step does (its gradient is almost zero): inconclusive"
     returned = zip(names, runs.uncut.returned, strict=True)
     strange = [
-        name for name, tensor in (*returned, *runs.uncut.variables.items()) if verification.is_not_numeric(tensor)
+        name for name, tensor in (*returned, *runs.uncut.variables.items()) if verification.has_nonfinite(tensor)
     ]
     if strange:
         yield f"NaN or infinite values in the uncut step: {', '.join(strange[:8])}{' ...' * (len(strange) > 8)}"

@@ -19,7 +19,7 @@ from whale_nebula.cli.main import COMMANDS, main
 from whale_nebula.cli.run import make_parser
 from whale_nebula.launch.worker_exit import EXIT_TEMPFAIL
 from whale_nebula.report.records import RunTotals
-from whale_nebula.report.saved import line
+from whale_nebula.report.saved import json_line
 
 # Commands that must not load TensorFlow, or any of the listed modules; one process runs all of them.
 LIGHT_SCRIPT = """
@@ -41,7 +41,7 @@ run({"tensorflow", "keras"}, "show", "--report", "run.jsonl")
 
 def test_light_commands_load_no_tensorflow(tmp_path: Path) -> None:
     inference().save(tmp_path / "plan.json")
-    (tmp_path / "run.jsonl").write_text(line(replace(make_full_report(), step=1, run=RunTotals(1))) + "\n")
+    (tmp_path / "run.jsonl").write_text(json_line(replace(make_full_report(), step=1, run=RunTotals(1))) + "\n")
     code = "import sys\nfrom whale_nebula.cli.main import main\n" + LIGHT_SCRIPT
     result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr

@@ -23,7 +23,7 @@ from whale_nebula.cli.show import _OPTIONS, main
 from whale_nebula.cli.show_script import check_script
 from whale_nebula.passes.pipeline import PIPELINE
 from whale_nebula.report.records import RunTotals
-from whale_nebula.report.saved import line
+from whale_nebula.report.saved import json_line
 from whale_nebula.scopes.observer import observer
 
 Capture = pytest.CaptureFixture[str]
@@ -375,7 +375,7 @@ def test_show_prints_only_json_in_its_own_process(tmp_path: Path) -> None:
 @pytest.fixture
 def metrics(tmp_path: Path) -> Path:
     path = tmp_path / "run.jsonl"
-    path.write_text("".join(line(replace(make_full_report(), step=n, run=RunTotals(n))) + "\n" for n in (1, 2, 3)))
+    path.write_text("".join(json_line(replace(make_full_report(), step=n, run=RunTotals(n))) + "\n" for n in (1, 2, 3)))
     return path
 
 

@@ -285,6 +285,7 @@ def test_suggested_fix_is_valid_config(config: Any, mend: str) -> None:
     [
         ({"seed": "one"}, "'one' is not an integer from 0 to 4294967295"),
         ({"clusters": {"g": {"workers": [{"address": "h:1", "speed": -1}]}}}, "-1 is not a number of at least 1e-06"),
+        ({"clusters": {"g": {"price": float("inf")}}}, "inf is not a number of at least 0"),
         ({"inputs": {"x": {"shape": [-1]}}}, "-1 is neither null nor an integer of at least 0"),
     ],
 )
@@ -324,6 +325,7 @@ def test_error_in_config_file_reports_the_line(write_config: Callable[[str], Pat
     ("text", "where", "message"),
     [
         ("clusters: {gpu: [", ":1:18", "is not valid YAML"),
+        ("[a]: 1", ":1:1", "is not valid YAML"),
         ("run: a\nrun: b\n", ":2", "duplicate key 'run'"),
         ("clusters:\n  gpu: {}\n  gpu: {}\n", ":3", "duplicate key"),
         ("links: [{rate: 1mbit, rate: 2mbit}]", ":1", "duplicate key"),

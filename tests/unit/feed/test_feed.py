@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from whale_nebula.errors import AbsentInputError, BatchAxisError
 from whale_nebula.feed.checks import MissingInput, compute_fingerprints
-from whale_nebula.feed.inputs import count_micro_batch_rows, count_rows, cut
+from whale_nebula.feed.inputs import count_micro_batch_rows, count_rows, divide_batch
 from whale_nebula.feed.rows import AllRows, Feed, Within, WorkerRows, divide_rows, select_own_rows
 from whale_nebula.ir.program import Leaf
 from whale_nebula.ir.routing import Routing
@@ -33,7 +33,7 @@ def test_micro_batch_sizes_cover_all_rows_and_differ_by_one(rows: int, count: in
 
 def test_micro_batches_are_slices_in_order() -> None:
     x = tf.reshape(tf.range(14.0), [7, 2])
-    batch = cut([X, TABLE], [x, tf.zeros(5)], [3, 2, 2])
+    batch = divide_batch([X, TABLE], [x, tf.zeros(5)], [3, 2, 2])
     assert np.array_equal(np.concatenate([piece[0] for piece in batch.slices]), x)
     assert all(piece[1].shape == (5,) for piece in batch.slices)
     assert [float(share) for share in batch.shares] == pytest.approx([3 / 7, 2 / 7, 2 / 7])
@@ -134,7 +134,7 @@ def test_reading_an_absent_input_raises(read: Any) -> None:
 @pytest.mark.parametrize("count", [1, 2])
 def test_row_count_comes_from_present_inputs(count: int) -> None:
     counts = count_micro_batch_rows(LEAVES, TENSORS, count)
-    batch = cut(LEAVES, TENSORS, counts)
+    batch = divide_batch(LEAVES, TENSORS, counts)
     assert counts == {1: [5], 2: [3, 2]}[count]
     assert all(each[1] is ABSENT for each in batch.slices)
     assert batch.fill_rows().whole[1].shape[0] == 5
@@ -143,7 +143,7 @@ def test_row_count_comes_from_present_inputs(count: int) -> None:
 
 
 def test_batch_without_absent_inputs_is_unchanged() -> None:
-    batch = cut(LEAVES[:1], TENSORS[:1], [5])
+    batch = divide_batch(LEAVES[:1], TENSORS[:1], [5])
     assert batch.fill_rows() is batch
 
 

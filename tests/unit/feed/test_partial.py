@@ -11,7 +11,7 @@ import tensorflow as tf
 from whale_nebula.capture.step import signature
 from whale_nebula.errors import AbsentInputError
 from whale_nebula.feed.checks import compute_fingerprints, is_same
-from whale_nebula.feed.inputs import Partial, slice_rows, take_inputs, take_whole
+from whale_nebula.feed.inputs import Partial, slice_rows, unwrap_inputs, unwrap_whole
 from whale_nebula.feed.rows import AllRows, Feed, Rows, Within, WorkerRows, rows_of, tag_rows
 from whale_nebula.feed.shard import create_blank
 from whale_nebula.ir.program import Leaf
@@ -69,7 +69,7 @@ def test_signature_keeps_partial_tensors() -> None:
 
 def test_step_that_reads_present_rows_is_recorded() -> None:
     feed = Feed()
-    found = take_inputs([LEAF], [create_partial([0, 0, 1, 1], feed)], [READ])
+    found = unwrap_inputs([LEAF], [create_partial([0, 0, 1, 1], feed)], [READ])
     assert isinstance(found.tensors[0], tf.Tensor) and found.present_rows(0).tolist() == [False, False, True, True]
     assert feed.new_reads == {READ} and feed.select_rows(4).all()
     feed.conclude_batch()
@@ -79,30 +79,30 @@ def test_step_that_reads_present_rows_is_recorded() -> None:
 def test_step_that_reads_absent_rows_is_refused_and_recorded() -> None:
     feed = Feed()
     with pytest.raises(AbsentInputError, match="reads 1 rows of input 'x' that this process lacks, first row 2"):
-        take_inputs([LEAF], [create_partial([1, 1, 0, 1], feed)], [READ])
+        unwrap_inputs([LEAF], [create_partial([1, 1, 0, 1], feed)], [READ])
     with pytest.raises(AbsentInputError, match="reads 2 rows"):
-        take_whole([LEAF], [create_partial([0, 0, 1, 1], feed)])
+        unwrap_whole([LEAF], [create_partial([0, 0, 1, 1], feed)])
     assert feed.new_reads == {READ, AllRows()}
 
 
 def test_read_of_a_whole_tensor_is_recorded() -> None:
     feed = Feed()
     tensor = tag_rows(tf.zeros([4, 2]), create_rows([1, 1, 1, 1], feed))
-    assert take_inputs([LEAF], [tensor], [READ]).tensors[0] is tensor
+    assert unwrap_inputs([LEAF], [tensor], [READ]).tensors[0] is tensor
     assert feed.new_reads == {READ}
 
 
 def test_untagged_tensors_are_unchanged() -> None:
     tensor = tf.zeros([4, 2])
-    found = take_inputs([LEAF], [tensor], [READ])
+    found = unwrap_inputs([LEAF], [tensor], [READ])
     assert found.tensors[0] is tensor and found.rows == {} and found.present_rows(0) is None and found.mark == 0
 
 
 def test_mark_of_rows_is_independent_of_their_presence() -> None:
     one, other = create_partial([1, 1, 1, 1]), create_partial([0, 0, 1, 1])
-    assert take_inputs([LEAF], [one], [READ]).mark == take_inputs([LEAF], [other], [READ]).mark != 0
+    assert unwrap_inputs([LEAF], [one], [READ]).mark == unwrap_inputs([LEAF], [other], [READ]).mark != 0
     moved = Partial(other.tensor, Rows(Feed(), rows_of(other).present, np.array([1, 0, 2, 3])))
-    assert take_inputs([LEAF], [moved], [READ]).mark != take_inputs([LEAF], [other], [READ]).mark
+    assert unwrap_inputs([LEAF], [moved], [READ]).mark != unwrap_inputs([LEAF], [other], [READ]).mark
 
 
 def test_fingerprint_covers_present_micro_batches() -> None:
@@ -145,7 +145,7 @@ class TestSliceRows:
         feed = Feed()
         found = slice_rows(create_partial([0, 0, 0, 1], feed), self.select_half, "second")
         assert isinstance(found, Partial) and rows_of(found).present.tolist() == [False, True]
-        take_inputs([LEAF], [found], [READ])
+        unwrap_inputs([LEAF], [found], [READ])
         assert feed.new_reads == {Within(READ, self.select_half, "second")}
         feed.conclude_batch()
         assert feed.select_rows(8).astype(int).tolist() == [0, 0, 0, 0, 0, 0, 1, 1]

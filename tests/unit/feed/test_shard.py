@@ -126,7 +126,7 @@ def bind_dataset() -> Callable[[tf.data.Dataset], Sharded]:
     def bind(dataset: tf.data.Dataset) -> Sharded:
         found = shard_rows(dataset)
         assert isinstance(found, Sharded)
-        found.feed.take(SECOND)
+        found.feed.record_read(SECOND)
         return found
 
     return bind

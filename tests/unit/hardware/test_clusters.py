@@ -122,6 +122,7 @@ def test_clusters_round_trip_through_a_file(tmp_path: Path) -> None:
 
 
 WORKER = {"name": "a/0", "device": {"flops_per_s": "fast"}}
+ALONE = {"kind": "all-reduce", "alpha_s": 1e-4, "beta_s_per_byte": 0.0, "workers": 1}
 INVALID_DOCUMENTS: list[tuple[Any, str]] = [
     ("{", "Expecting property name"),
     ([], "no attribute"),
@@ -131,6 +132,7 @@ INVALID_DOCUMENTS: list[tuple[Any, str]] = [
     ({"clusters": [], "codecs": {"int8": -1}}, "codecs.int8 is -1"),
     ({"clusters": [], "links": {"a>b": {}}}, "a link ends at 'a'"),
     ({"clusters": [{"name": "a", "workers": []}] * 2}, "'a' occurs twice"),
+    ({"clusters": [{"name": "a", "workers": [], "collectives": [ALONE]}]}, "all-reduce of 'a' has fewer"),
 ]
 
 

@@ -24,7 +24,7 @@ def make_directions(
     codec: str, backward: str = "int8", *, spec: Spec = PAPER_TENSOR, line: str = LINK, rows: Sequence[int] = (128,)
 ) -> tuple[Direction, Direction]:
     there = Direction(spec, codec, rows, [("gpu", "npu")], links=parse_links(line))
-    return there, replace(there, way=backward, lines=[("npu", "gpu")], forward=codec)
+    return there, replace(there, encoding=backward, lines=[("npu", "gpu")], forward=codec)
 
 
 def list_advice(codec: str, backward: str = "int8", **given: Any) -> list[str]:

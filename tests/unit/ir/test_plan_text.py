@@ -234,11 +234,11 @@ def test_html_of_a_large_plan_is_under_two_megabytes(blocks: int, stages: int) -
 def test_layout_has_no_overlaps(name: str) -> None:
     found = layout(make_large_plan(20, 20) if name == "large" else plan(name))
     for a, b in combinations(found.nodes, 2):
-        assert abs(a.x - b.x) >= WIDTH or abs(a.y - b.y) >= found.tall
+        assert abs(a.x - b.x) >= WIDTH or abs(a.y - b.y) >= found.card_height
     for a, b in combinations(found.boxes, 2):
         apart_x = a.x + a.width <= b.x or b.x + b.width <= a.x
         assert apart_x or a.y + a.height <= b.y or b.y + b.height <= a.y
-    assert all(node.x + WIDTH <= found.width and node.y + found.tall <= found.height for node in found.nodes)
+    assert all(node.x + WIDTH <= found.width and node.y + found.card_height <= found.height for node in found.nodes)
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -249,7 +249,7 @@ def test_layout_places_stages_in_clusters_and_in_order(name: str) -> None:
     for node, stage in zip(found.nodes, given.stages.values(), strict=True):
         box = boxes[stage.cluster]
         assert box.x <= node.x and node.x + WIDTH <= box.x + box.width
-        assert box.y <= node.y and node.y + found.tall <= box.y + box.height
+        assert box.y <= node.y and node.y + found.card_height <= box.y + box.height
     assert all(found.nodes[arrow.source].x < found.nodes[arrow.destination].x for arrow in found.arrows)
 
 
@@ -266,7 +266,7 @@ def test_layout_draws_ties_below_stages() -> None:
     found = layout(replace(given, tied=(*given.tied, more)))
     assert [tie.stages for tie in found.ties] == [(0, 2), (0, 1)]
     assert found.ties[0].channel < found.ties[1].channel < found.height
-    assert all(tie.channel > node.y + found.tall for tie in found.ties for node in found.nodes)
+    assert all(tie.channel > node.y + found.card_height for tie in found.ties for node in found.nodes)
 
 
 def test_style_and_script_are_package_data() -> None:

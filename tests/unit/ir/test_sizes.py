@@ -78,15 +78,15 @@ def test_sizes_match_the_shapes_at_run_time(make: Callable[[Any], Any]) -> None:
     assert {name: (computed[name], real[name]) for name in computed if computed[name] != real[name]} == {}
 
 
-def trace_effort(function: Callable[..., Any], *specs: Any) -> FlopCounter:
+def count_traced_flops(function: Callable[..., Any], *specs: Any) -> FlopCounter:
     graph = mirror(tf.function(function).get_concrete_function(*specs).graph)
     return FlopCounter(Sizes(graph, ROWS).follow(range(len(graph))))
 
 
-def list_trip_counts(effort: FlopCounter) -> list[int]:
-    ops = [op for op in effort.sizes.graph.ops if op.type in ("While", "StatelessWhile")]
-    effort.flops(op.index for op in ops)
-    return [effort.trips[op.index] for op in ops]
+def list_trip_counts(counter: FlopCounter) -> list[int]:
+    ops = [op for op in counter.sizes.graph.ops if op.type in ("While", "StatelessWhile")]
+    counter.flops(op.index for op in ops)
+    return [counter.trips[op.index] for op in ops]
 
 
 def test_trip_count_of_an_autograph_loop() -> None:
@@ -96,7 +96,7 @@ def test_trip_count_of_an_autograph_loop() -> None:
             x, i = x * 2.0, i + 2
         return x
 
-    assert list_trip_counts(trace_effort(total, tf.TensorSpec([None, 3]))) == [4]
+    assert list_trip_counts(count_traced_flops(total, tf.TensorSpec([None, 3]))) == [4]
 
 
 def test_trip_count_of_the_gradient_of_a_loop() -> None:
@@ -105,35 +105,35 @@ def test_trip_count_of_the_gradient_of_a_loop() -> None:
         hidden = tf.while_loop(lambda i, h: i < 3, body, [tf.constant(0), x], maximum_iterations=9)[1]
         return tf.gradients(hidden, x)
 
-    effort = trace_effort(step, tf.TensorSpec([None, 3]))
-    assert list_trip_counts(effort) == [9, 9]  # `maximum_iterations` is the trip count
-    assert effort.open_loops == set()
+    counter = count_traced_flops(step, tf.TensorSpec([None, 3]))
+    assert list_trip_counts(counter) == [9, 9]  # `maximum_iterations` is the trip count
+    assert counter.open_loops == set()
 
 
 def test_trip_count_is_maximum_iterations() -> None:
     def step(x: Any) -> Any:
         return tf.while_loop(lambda h: tf.reduce_sum(h) < 9.0, lambda h: [h + 1.0], [x], maximum_iterations=6)
 
-    effort = trace_effort(step, tf.TensorSpec([None, 3]))
-    assert list_trip_counts(effort) == [6]
-    assert effort.flops(range(len(effort.sizes.graph))) == 6 * ROWS * 3
+    counter = count_traced_flops(step, tf.TensorSpec([None, 3]))
+    assert list_trip_counts(counter) == [6]
+    assert counter.flops(range(len(counter.sizes.graph))) == 6 * ROWS * 3
 
 
 def test_data_dependent_loop_is_open() -> None:
     def step(x: Any) -> Any:
         return tf.while_loop(lambda h: tf.reduce_sum(h) < 9.0, lambda h: [h + 1.0], [x])
 
-    effort = trace_effort(step, tf.TensorSpec([None, 3]))
-    assert (list_trip_counts(effort), len(effort.open_loops)) == ([1], 1)
+    counter = count_traced_flops(step, tf.TensorSpec([None, 3]))
+    assert (list_trip_counts(counter), len(counter.open_loops)) == ([1], 1)
 
 
 def test_flops_of_a_cond_are_those_of_the_larger_branch() -> None:
     def step(x: Any) -> Any:
         return tf.cond(x[0, 0] > 0.0, lambda: x, lambda: tf.tanh(tf.tanh(x)))
 
-    effort = trace_effort(step, tf.TensorSpec([None, 3]))
-    (branch,) = (op for op in effort.sizes.graph.ops if op.functions)
-    assert effort.count_op(branch) == 2 * ROWS * 3
+    counter = count_traced_flops(step, tf.TensorSpec([None, 3]))
+    (branch,) = (op for op in counter.sizes.graph.ops if op.functions)
+    assert counter.count_op(branch) == 2 * ROWS * 3
 
 
 def test_bytes_of_a_tensor_list_of_a_loop() -> None:
@@ -143,10 +143,10 @@ def test_bytes_of_a_tensor_list_of_a_loop() -> None:
             rows = rows.write(i, x * 2.0)
         return rows.stack()
 
-    effort = trace_effort(step, tf.TensorSpec([None, 3]))
-    (loop,) = (op for op in effort.sizes.graph.ops if op.functions)
-    lists = [value for value in loop.values if effort.sizes.graph.spec(value).dtype == "variant"]
-    assert [effort.nbytes(value) for value in lists] == [4 * ROWS * 3 * 4]
+    counter = count_traced_flops(step, tf.TensorSpec([None, 3]))
+    (loop,) = (op for op in counter.sizes.graph.ops if op.functions)
+    lists = [value for value in loop.values if counter.sizes.graph.spec(value).dtype == "variant"]
+    assert [counter.nbytes(value) for value in lists] == [4 * ROWS * 3 * 4]
 
 
 # ---------------------------------------------------------------------- numbers are TensorFlow's

@@ -112,7 +112,7 @@ def _lower_bound(shape: Shape, costs: Costs) -> float:
     """
     problem, alone, held = costs.problem, 0.0, [0.0]
     for part in shape.parts:
-        alone += sum(costs.part_seconds(part)) - costs.part_later(part)
+        alone += sum(costs.part_seconds(part)) - costs.part_deferred_seconds(part)
     for one, other in itertools.pairwise(shape.parts):
         there, back, _ = costs.size_crossing(one, other)
         for wire, size in (
@@ -159,7 +159,7 @@ def _list_coded_parts(parts: tuple[Part, ...], problem: Problem) -> Iterator[tup
 def _list_seats(costs: Costs, cluster: int) -> list[tuple[int, int]]:
     """Replicas and pieces of variables that a stage may have on a cluster."""
     workers = costs.problem.clusters[cluster].workers
-    split = costs.problem.options.split is None and costs.is_split_faster(cluster)
+    split = costs.problem.options.split is None and costs.is_split_worth_trying(cluster)
     return [(d, 1) for d in range(1, min(workers, costs.micro_batches) + 1)] + [(1, 2)] * (split and workers > 1)
 
 

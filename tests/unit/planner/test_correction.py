@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.planner.test_explanation import make_problem, make_shape
-from whale_nebula.planner.decision import Observation, correct, find_better_plan, find_slowness, slow_down
+from whale_nebula.planner.decision import Observation, correct_problem, find_better_plan, find_slowness, slow_down
 from whale_nebula.planner.problem import Candidate, Problem, Shape
 from whale_nebula.planner.score import score
 from whale_nebula.planner.search import search
@@ -43,7 +43,7 @@ def test_measured_run_corrects_all_clusters(times: dict[int, float], rate: float
     assert find_slowness(make_problem(), predicted, observed) == pytest.approx(
         {cluster: times.get(cluster, 1.0) for cluster in (0, 1)}
     )
-    corrected, best = correct(make_problem(), predicted, observed), search(truth).candidates[0]
+    corrected, best = correct_problem(make_problem(), predicted, observed), search(truth).candidates[0]
     assert score(corrected, predicted.shape).seconds == pytest.approx(observed.seconds)
     better = find_better_plan(corrected, predicted.shape, observed.seconds)
     if best.seconds > 0.95 * observed.seconds:
@@ -84,7 +84,7 @@ def test_unused_cluster_is_corrected_like_an_equal_cluster() -> None:
     before = make_problem()
     before = replace(before, clusters=(*before.clusters, replace(before.clusters[0], name="gpu2")))
     predicted = replace(BEST, shape=make_shape((0, 0, 5, 1), count=1), compute=(1e-3,))
-    corrected = correct(before, predicted, Observation(0.1, (5e-3,), {(0, 1): Line(rate=1e6, delay=0.2)}))
+    corrected = correct_problem(before, predicted, Observation(0.1, (5e-3,), {(0, 1): Line(rate=1e6, delay=0.2)}))
     for cluster, times in enumerate([5.0, 1.0, 5.0]):
         assert (corrected.clusters[cluster].forward == times * before.clusters[cluster].forward).all()
     assert corrected.line(0, 1) == Line(rate=1e6, delay=0.2) and corrected.line(1, 0) == before.line(1, 0)

@@ -13,7 +13,14 @@ from tests.golden.files import check_golden
 from tests.unit.report.sample_reports import make_basis, make_measured_report
 from whale_nebula.report.bottleneck import ADVISED_CODECS, NEGLIGIBLE_SHARE, list_advisable_codecs
 from whale_nebula.report.bottleneck import describe_bottleneck as sentence
-from whale_nebula.report.prediction import Basis, ExchangeTransfer, Numbers, PhaseBasis, seconds, wide
+from whale_nebula.report.prediction import (
+    Basis,
+    ExchangeTransfer,
+    Numbers,
+    PhaseBasis,
+    lift_rate_limit,
+    predict_seconds,
+)
 from whale_nebula.report.records import LinkReport, StageReport, duration
 from whale_nebula.report.report import Report
 from whale_nebula.schedule.lines import Hop, Line, Work
@@ -119,14 +126,16 @@ def test_bottleneck_advises_the_mildest_codec_that_hides_the_line(
     size: float, which: int, widths: tuple[float, float]
 ) -> None:
     given = make_basis(gpu=(0.1, 0.2), npu=0.3, size=size, rate=1e5, micro_batches=64)
-    assert seconds(given.narrow_numbers(*widths)) <= (1 + NEGLIGIBLE_SHARE) * seconds(given.change_lines(wide))
+    assert predict_seconds(given.narrow_numbers(*widths)) <= (1 + NEGLIGIBLE_SHARE) * predict_seconds(
+        given.change_lines(lift_rate_limit)
+    )
     line, changed = ADVISED_CODECS[which].line, ADVISED_CODECS[which].apply_to(given)
     assert describe_step(given).endswith(f"; {line} would hide the transfers: {seconds_instead(given, changed)}")
-    assert seconds(changed) > seconds(given.narrow_numbers(*widths)), "a codec computes, too"
+    assert predict_seconds(changed) > predict_seconds(given.narrow_numbers(*widths)), "a codec computes, too"
 
 
 def seconds_instead(given: Basis, changed: Basis) -> str:
-    return f"{duration(seconds(changed))} per step instead of {duration(seconds(given))}"
+    return f"{duration(predict_seconds(changed))} per step instead of {duration(predict_seconds(given))}"
 
 
 CHANGED: dict[str, Callable[[Basis], Basis]] = {

@@ -7,7 +7,16 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.report.sample_reports import BACK, THERE, make_basis
-from whale_nebula.report.prediction import Basis, ExchangeTransfer, Numbers, PhaseBasis, free, predict, seconds, wide
+from whale_nebula.report.prediction import (
+    Basis,
+    ExchangeTransfer,
+    Numbers,
+    PhaseBasis,
+    free_line,
+    lift_rate_limit,
+    predict,
+    predict_seconds,
+)
 from whale_nebula.schedule.lines import Hop, Line, Work, make_uniform_hops
 from whale_nebula.schedule.simulate import simulate
 
@@ -17,7 +26,7 @@ from whale_nebula.schedule.simulate import simulate
 def test_prediction_equals_the_simulator(schedule: str, transfer: float) -> None:
     works, hops = (Work(1.0, 2.0), Work(1.0, 2.0), Work(0.0, 3.0)), make_uniform_hops(3, seconds=transfer)
     given = Basis(("a", "b", "c"), (PhaseBasis(works, (False, False, True), hops),), 8, 1, schedule)
-    assert predict(given).seconds == seconds(given) == simulate(works, hops, 8, name=schedule).seconds
+    assert predict(given).seconds == predict_seconds(given) == simulate(works, hops, 8, name=schedule).seconds
 
 
 def test_prediction_sums_phases_and_adds_the_update() -> None:
@@ -65,9 +74,9 @@ def test_narrow_or_integer_tensors_keep_their_size() -> None:
 
 def test_prediction_over_free_and_wide_lines() -> None:
     given = make_basis(rate=1e5, delay=0.02)
-    (line,) = {hop.forward_line for hop in given.change_lines(free).phases[0].hops.values()}
+    (line,) = {hop.forward_line for hop in given.change_lines(free_line).phases[0].hops.values()}
     assert line == Line(THERE)
-    (line,) = {hop.backward_line for hop in given.change_lines(wide).phases[0].hops.values()}
+    (line,) = {hop.backward_line for hop in given.change_lines(lift_rate_limit).phases[0].hops.values()}
     assert line == Line(BACK, delay=0.02)
 
 
@@ -92,7 +101,7 @@ def test_update_exchange_adds_line_seconds() -> None:
     assert given.exchange_seconds == pytest.approx(0.1 + 0.25 + 0.25)
     assert predict(given).seconds == pytest.approx(predict(plain).seconds + 0.6)
     assert predict(given).links[BACK].seconds == pytest.approx(predict(plain).links[BACK].seconds + 0.1)
-    assert given.change_lines(free).exchange_seconds == 0.0
+    assert given.change_lines(free_line).exchange_seconds == 0.0
     assert given.narrow_numbers(1).exchange == given.divide(2).exchange == rounds
 
 
@@ -107,7 +116,7 @@ def test_codec_seconds_are_separate_from_compute_seconds() -> None:
         assert found.stages[name].codec_seconds == pytest.approx(plain.micro_batches * 3 * taken)
         assert before.stages[name].codec_seconds == 0.0
     assert found.seconds >= before.seconds + plain.micro_batches * 3 * taken
-    assert predict(coded.change_lines(free)).stages["gpu"].codec_seconds == found.stages["gpu"].codec_seconds
+    assert predict(coded.change_lines(free_line)).stages["gpu"].codec_seconds == found.stages["gpu"].codec_seconds
 
 
 def test_work_without_backward_has_no_backward_codec_seconds() -> None:

@@ -143,7 +143,7 @@ def test_live_display_shows_stage_activity_between_steps(monkeypatch: pytest.Mon
 
 def test_live_display_draws_only_in_the_lead_process(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal_stream = replace_standard_streams(monkeypatch)
-    live = Live(Screen(terminal_stream), here=lambda: False)
+    live = Live(Screen(terminal_stream), is_selected=lambda: False)
     live.tick()
     live.step(make_full_report())
     live.close()

@@ -25,7 +25,7 @@ from whale_nebula.report.records import (
 from whale_nebula.report.report import Report
 from whale_nebula.report.saved import group_programs, summary_document, summary_text
 from whale_nebula.report.screen import Screen
-from whale_nebula.report.text import Lines, Rate, log, step_line
+from whale_nebula.report.text import Rate, StepLog, log, step_line
 from whale_nebula.report.watchers import Live
 from whale_nebula.schedule.lines import Work
 
@@ -246,7 +246,7 @@ class Clock:
         return self.now
 
 
-def log_step_at(clock: Clock, lines: Lines, second: float, step: int, program: str = "fit") -> None:
+def log_step_at(clock: Clock, lines: StepLog, second: float, step: int, program: str = "fit") -> None:
     clock.now = second
     lines.step(replace(make_full_report(), step=step, program=program, time=second))
 
@@ -259,7 +259,7 @@ def read_logged_steps(caplog: pytest.LogCaptureFixture):
 
 def test_lines_log_first_step_every_ten_seconds_and_last_step(read_logged_steps) -> None:
     clock = Clock()
-    lines = Lines(now=clock)
+    lines = StepLog(now=clock)
     for second in range(24):
         log_step_at(clock, lines, second, second + 1)
     assert read_logged_steps() == ["step 1 of fit", "step 11 of fit", "step 21 of fit"]
@@ -268,7 +268,7 @@ def test_lines_log_first_step_every_ten_seconds_and_last_step(read_logged_steps)
 
 
 def test_lines_log_an_already_logged_last_step_once(read_logged_steps) -> None:
-    lines = Lines(now=Clock())
+    lines = StepLog(now=Clock())
     lines.step(make_full_report())
     lines.close()
     assert read_logged_steps() == ["step 3 of fit"]
@@ -276,7 +276,7 @@ def test_lines_log_an_already_logged_last_step_once(read_logged_steps) -> None:
 
 def test_lines_log_first_and_last_step_of_each_program(read_logged_steps) -> None:
     clock = Clock()
-    lines = Lines(now=clock)
+    lines = StepLog(now=clock)
     for second, program in enumerate(["fit", "fit", "test", "test"]):
         log_step_at(clock, lines, second, second + 1, program)
     lines.close()
@@ -284,7 +284,7 @@ def test_lines_log_first_and_last_step_of_each_program(read_logged_steps) -> Non
 
 
 def test_lines_log_only_in_the_lead_process(read_logged_steps) -> None:
-    lines = Lines(here=lambda: False, now=Clock())
+    lines = StepLog(is_selected=lambda: False, now=Clock())
     lines.step(make_full_report())
     lines.close()
     assert read_logged_steps() == []
@@ -295,7 +295,7 @@ def test_lines_without_handlers_write_to_stderr_and_restore_the_logger(
 ) -> None:
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     before = log.level, list(log.handlers)
-    lines = Lines(now=Clock())
+    lines = StepLog(now=Clock())
     lines.step(make_full_report())
     lines.close()
     assert capsys.readouterr().err.startswith("whale_nebula: step 3 of fit: ")

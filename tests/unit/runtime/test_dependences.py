@@ -14,7 +14,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from whale_nebula.codec.registry import CODECS
 from whale_nebula.config import load
-from whale_nebula.errors import ConfigError, ForbiddenCrossingError
+from whale_nebula.errors import ConfigError, ForbiddenCrossingError, NebulaWarning
 from whale_nebula.plan.forbidden import check_forbidden
 
 BATCH = {"x": np.arange(8.0, dtype="float32").reshape(4, 2) / 8, "y": np.float32([1, 3, 2, 0])}
@@ -309,6 +309,11 @@ def test_rule_about_an_unknown_input_warns(rules: list[str], message: str) -> No
         warnings.simplefilter("always")
         check_forbidden("train", [], config.forbid, ["x", "y"], trains=True)
     assert [str(each.message).count(message) for each in recorded] == [1] * bool(message)
+
+
+def test_rule_for_a_step_without_inputs_warns() -> None:
+    with pytest.warns(NebulaWarning, match="the step has no inputs; these rules match nothing: y -> npu"):
+        check_forbidden("train", [], load({"forbid": ["y -> npu"]}).forbid, [], trains=True)
 
 
 RULES: Mapping[str, tuple[Callable[[], Callable[..., Any]], Any, str]] = {

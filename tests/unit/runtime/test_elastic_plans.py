@@ -20,7 +20,7 @@ from whale_nebula.errors import NebulaWarning
 from whale_nebula.hardware import Clusters
 from whale_nebula.planner.decision import Decision
 from whale_nebula.planner.resizes import PlannedResize, Resize
-from whale_nebula.planner.stored_plans import find_digest, find_stored_plan, format_problem, search_in_advance
+from whale_nebula.planner.stored_plans import digest_problem, find_stored_plan, format_problem, search_in_advance
 from whale_nebula.runtime import decisions
 from whale_nebula.runtime.elastic_plans import AdvanceSearch
 from whale_nebula.runtime.run import Run, current_run
@@ -58,14 +58,14 @@ def test_problem_of_a_resize_is_that_of_a_start(monkeypatch: pytest.MonkeyPatch)
     searched = decisions.search
     monkeypatch.setattr(decisions, "search", None)
     after, explained = plan_model(1, "0s")
-    assert find_digest(after.problem) == find_digest(resizes[1])
+    assert digest_problem(after.problem) == digest_problem(resizes[1])
     assert repr(after.candidates) == repr(searched(after.problem).candidates)
     assert "This plan was found in advance, on" in " ".join(explained.split())
     rows = [line.split("  ")[1] for line in text[text.index("elastic") :].splitlines()[1:]]
     assert rows == ["with 1 instead of 2 workers of npu", "without npu"]
     monkeypatch.setattr(decisions, "search", searched)
     alone, _ = plan_model(0, "0s")
-    assert find_digest(replace(alone.problem, lines={})) == find_digest(resizes[0])
+    assert digest_problem(replace(alone.problem, lines={})) == digest_problem(resizes[0])
 
 
 def test_plans_are_searched_beside_the_training() -> None:

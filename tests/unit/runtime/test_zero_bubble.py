@@ -176,7 +176,7 @@ def test_planner_predicts_which_backwards_are_divided(middle: str, monkeypatch: 
         plan = nb.plan(model(middle, 0, ""), np.zeros((8, 6)), np.zeros((8, 3)))
     (decision,) = current_run().decisions
     costs = Costs(decision.problem, 4)
-    promised = [costs.part_later(part) > 0.0 for part in decision.chosen.parts]
+    promised = [costs.part_deferred_seconds(part) > 0.0 for part in decision.chosen.parts]
     assert promised == [stage.runs == ("FBW",) for stage in plan.stages.values()]
     assert promised[0] is False and any(promised)
 

@@ -20,24 +20,19 @@ class Markup(str):
     __slots__ = ()
 
 
-_ALONE = frozenset({"input", "meta"})
-"""Void elements, which have no content and no end tag."""
-
 Child = str | None
 Attribute = str | int | float | bool | None
 
 
 def element(name: str, /, *children: Child | Iterable[Child], **attributes: Attribute) -> Markup:
     """One element. A trailing underscore in an attribute's name is removed; others become dashes."""
-    if name in _ALONE:
-        return Markup(f"<{name}{''.join(_attribute(key, value) for key, value in attributes.items())}>")
-    inside = "".join(_text(child) for child in _flatten(children))
-    said = "".join(_attribute(key, value) for key, value in attributes.items())
-    return Markup(f"<{name}{said}>{inside}</{name}>")
+    content = "".join(_text(child) for child in _flatten(children))
+    attributes_text = "".join(_attribute(key, value) for key, value in attributes.items())
+    return Markup(f"<{name}{attributes_text}>{content}</{name}>")
 
 
 def join_markup(*children: Child | Iterable[Child]) -> Markup:
-    """Concatenate several pieces."""
+    """Concatenate markup and texts, which are escaped."""
     return Markup("".join(_text(child) for child in _flatten(children)))
 
 

@@ -93,7 +93,7 @@ class Drawing:
     ties: tuple[TiedCurve, ...]
     width: float
     height: float
-    tall: float
+    card_height: float
 
 
 def layout(plan: Plan) -> Drawing:
@@ -108,7 +108,7 @@ class _Layout:
     plan: Plan
 
     @cached_property
-    def tall(self) -> float:
+    def card_height(self) -> float:
         """The height of a stage."""
         stages = self.plan.stages.values()
         return HEIGHT + LINE * max((sum(1 for _ in list_device_facts(self.plan, stage)) for stage in stages), default=0)
@@ -194,12 +194,12 @@ class _Layout:
             arrows.append(Arrow(*pair, tuple(self.pairs[pair]), channel))
         ties = tuple(self.tie(stages, nodes) for stages in self.tied)
         width, height = max(box.x + box.width for box in boxes), max(box.y + box.height for box in boxes)
-        return Drawing(nodes, boxes, tuple(arrows), ties, width, height, self.tall)
+        return Drawing(nodes, boxes, tuple(arrows), ties, width, height, self.card_height)
 
     def tie(self, stages: tuple[int, ...], nodes: Sequence[Node]) -> TiedCurve:
         """The tie of these stages, below the stages of the first one's lane."""
         lane = self.lane(self.cluster_of[stages[0]])
-        bottom = max(node.y for node in nodes if self.lane(self.cluster_of[node.number]) == lane) + self.tall
+        bottom = max(node.y for node in nodes if self.lane(self.cluster_of[node.number]) == lane) + self.card_height
         return TiedCurve(
             stages, tuple(self.tied[stages]), bottom + _BOTTOM + _TIE * (self.ties_in(lane).index(stages) + 0.5)
         )
@@ -215,7 +215,7 @@ class _Layout:
     def height(self, cluster: str) -> float:
         count, most = self.channels[self.lane(cluster)], max(Counter(self.columns_of[cluster]).values())
         above, below = _TOP + _CHANNEL * count + _SPARE * bool(count), _TIE * len(self.ties_in(self.lane(cluster)))
-        return above + most * self.tall + (most - 1) * _BETWEEN + _BOTTOM + below
+        return above + most * self.card_height + (most - 1) * _BETWEEN + _BOTTOM + below
 
     def node(self, number: int) -> Node:
         cluster, column = self.cluster_of[number], self.columns[number]
@@ -224,7 +224,7 @@ class _Layout:
             starts = sorted(min(at) for at in self.columns_of.values())
             x += sum(_SIDE for start in starts[1:] if start <= column)
         above = [n for n in self.clusters[cluster] if n < number and self.columns[n] == column]
-        return Node(number, x, self.first_row(cluster) + len(above) * (self.tall + _BETWEEN))
+        return Node(number, x, self.first_row(cluster) + len(above) * (self.card_height + _BETWEEN))
 
     def box(self, cluster: str, nodes: Sequence[Node]) -> Box:
         own = [nodes[number] for number in self.clusters[cluster]]
@@ -310,6 +310,7 @@ class _Graph:
     # ------------------------------------------------------------------ stages
     def _stage(self, node: Node) -> Markup:
         stage, facts, crossing = self.stages[node.number], [], {boundary.name for boundary in self.plan.boundaries}
+        height = self.drawing.card_height
         for place, (label, value) in enumerate(_facts(self.plan, stage)):
             y, short = node.y + 56 + LINE * place, _shorten(label, _LETTERS - len(value))
             facts += [
@@ -320,8 +321,16 @@ class _Graph:
             "g",
             self._pills(node, [leaf for leaf in stage.inputs if leaf not in crossing], above=True),
             self._pills(node, [each for each in stage.outputs if each not in crossing], above=False),
-            element("rect", class_="card", x=node.x, y=node.y, width=WIDTH, height=self.drawing.tall, rx=12),
-            element("rect", class_="edge", x=node.x + 10, y=node.y + 16, width=4, height=self.drawing.tall - 32, rx=2),
+            element("rect", class_="card", x=node.x, y=node.y, width=WIDTH, height=height, rx=12),
+            element(
+                "rect",
+                class_="edge",
+                x=node.x + 10,
+                y=node.y + 16,
+                width=4,
+                height=self.drawing.card_height - 32,
+                rx=2,
+            ),
             _text_element(node.x + 26, node.y + 31, _shorten(stage.name, 17), "name"),
             _text_element(node.x + WIDTH - 16, node.y + 30, f"stage {node.number}", "small end"),
             facts,
@@ -340,7 +349,7 @@ class _Graph:
     def _load(self, node: Node, stage: PlanStage) -> Markup:
         """The work of a stage relative to the largest."""
         most = max(each.flops for each in self.stages)
-        place = {"x": node.x + 26, "y": node.y + self.drawing.tall - 15, "height": 4, "rx": 2}
+        place = {"x": node.x + 26, "y": node.y + self.drawing.card_height - 15, "height": 4, "rx": 2}
         width = round((WIDTH - 42) * stage.flops / most, 1) if most else 0.0
         load = element("rect", class_="load", width=width, **place) if width else None
         return join_markup(element("rect", class_="track", width=WIDTH - 42, **place), load)
@@ -348,12 +357,12 @@ class _Graph:
     def _pills(self, node: Node, names: list[str], *, above: bool) -> Markup:
         """Labels of the inputs above a stage, or of its results below."""
         shown = [*names[:3], f"{len(names) - 3} more"] if len(names) > 4 else names
-        x, made = node.x + 16, []
+        x, made, bottom = node.x + 16, [], node.y + self.drawing.card_height
         for name in shown:
             text = _shorten(name, 14)
             width = len(text) * _LETTER + 18
-            y = node.y - 34 if above else node.y + self.drawing.tall + 12
-            stem = (node.y - 12, node.y) if above else (node.y + self.drawing.tall, node.y + self.drawing.tall + 12)
+            y = node.y - 34 if above else bottom + 12
+            stem = (node.y - 12, node.y) if above else (bottom, bottom + 12)
             made.append(element("path", class_="stem", d=f"M{x + width / 2:g} {stem[0]:g}V{stem[1]:g}"))
             made.append(element("rect", class_="pill", x=x, y=y, width=round(width, 1), height=22, rx=11))
             made.append(_text_element(x + width / 2, y + 15, text, "small middle"))
@@ -365,9 +374,9 @@ class _Graph:
         crosses = self.stages[arrow.source].cluster != self.stages[arrow.destination].cluster
         a, b = self.drawing.nodes[arrow.source], self.drawing.nodes[arrow.destination]
         there, back, middle = (
-            _route_direct(a, b, self.drawing.tall)
+            _route_direct(a, b, self.drawing.card_height)
             if arrow.channel is None
-            else _route_through_lane(a, b, arrow.channel, self.drawing.tall)
+            else _route_through_lane(a, b, arrow.channel, self.drawing.card_height)
         )
         returns = any(boundary.backward for boundary in arrow.boundaries)
         return element(
@@ -403,7 +412,7 @@ class _Graph:
         nodes = [self.drawing.nodes[number] for number in tie.stages]
         xs = [node.x + WIDTH - 30 for node in nodes]
         legs = [
-            f"M{x:g} {node.y + self.drawing.tall if node.y < tie.channel else node.y:g}V{tie.channel:g}"
+            f"M{x:g} {node.y + self.drawing.card_height if node.y < tie.channel else node.y:g}V{tie.channel:g}"
             for x, node in zip(xs, nodes, strict=True)
         ]
         text = f"{_shorten(tie.names[0], 24)}, tied" if len(tie.names) == 1 else f"{len(tie.names)} tied variables"
@@ -424,10 +433,10 @@ class _Graph:
         return f"from {source} to {destination}: {names}, {'; '.join(_list_amounts(arrow, len(self.plan.rows), True))}"
 
 
-def _route_direct(a: Node, b: Node, tall: float) -> tuple[str, str, tuple[float, float]]:
+def _route_direct(a: Node, b: Node, card_height: float) -> tuple[str, str, tuple[float, float]]:
     """The path from the right side of one stage to the left side of the next."""
     x0, x1 = a.x + WIDTH, b.x
-    y0, y1 = a.y + tall / 2 - 8, b.y + tall / 2 - 8
+    y0, y1 = a.y + card_height / 2 - 8, b.y + card_height / 2 - 8
     bend = (x1 - x0) * 0.5
     there = f"M{x0:g} {y0:g}C{x0 + bend:g} {y0:g} {x1 - bend - 7:g} {y1:g} {x1 - 7:g} {y1:g}"
     z0, z1 = y0 + 34, y1 + 34
@@ -435,11 +444,11 @@ def _route_direct(a: Node, b: Node, tall: float) -> tuple[str, str, tuple[float,
     return there, back, ((x0 + x1) / 2, (y0 + y1) / 2)
 
 
-def _route_through_lane(a: Node, b: Node, channel: float, tall: float) -> tuple[str, str, tuple[float, float]]:
+def _route_through_lane(a: Node, b: Node, channel: float, card_height: float) -> tuple[str, str, tuple[float, float]]:
     """The path from one stage's upper (or lower) side, along a channel, to the other's upper (or lower) side."""
     x0, x1 = a.x + WIDTH - 44, b.x + 120
-    y0 = a.y if channel < a.y else a.y + tall
-    y1 = b.y if channel < b.y else b.y + tall
+    y0 = a.y if channel < a.y else a.y + card_height
+    y1 = b.y if channel < b.y else b.y + card_height
     tip = -7 if channel < b.y else 7
     there = _draw_path(x0, y0, x1, y1 + tip, channel)
     back = _draw_path(x1 + 16, y1, x0 - 16, y0 + (-7 if channel < a.y else 7), channel - 10)

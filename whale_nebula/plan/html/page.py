@@ -19,14 +19,14 @@ from whale_nebula.plan.text import (
     CANDIDATE,
     Section,
     amount,
+    boundary_facts,
     busiest_line,
     candidate_rows,
     codec_lines,
-    crossing_facts,
     limit_text,
-    micro_batches,
+    micro_batches_text,
     sections,
-    worker_of,
+    workers_text,
 )
 from whale_nebula.plan.timing import PhaseTimes, Row, describe_assumptions, duration, predict_times, step_text
 from whale_nebula.report.records import size
@@ -55,10 +55,10 @@ class Branch:
         return PlanLayer(self.name, **{count: sum(getattr(part, count) for part in parts) for count in _COUNTS})
 
 
-def branches(layers: Sequence[PlanLayer]) -> Branch:
-    """Layers by their paths, as a tree.
+def nest_layers(layers: Sequence[PlanLayer]) -> Branch:
+    """The layers of a stage as a tree, by their paths; returns its root.
 
-    >>> tree = branches([PlanLayer("block/dense", parameters=6), PlanLayer("block/norm", parameters=2)])
+    >>> tree = nest_layers([PlanLayer("block/dense", parameters=6), PlanLayer("block/norm", parameters=2)])
     >>> tree.inside["block"].total.parameters, list(tree.inside["block"].inside)
     (8, ['dense', 'norm'])
     """
@@ -71,9 +71,9 @@ def branches(layers: Sequence[PlanLayer]) -> Branch:
     return root
 
 
-def tree(stage: PlanStage) -> Markup:
-    """The tree of a stage."""
-    root = branches(stage.layers)
+def layer_tree(stage: PlanStage) -> Markup:
+    """The layers of a stage as a table whose rows open."""
+    root = nest_layers(stage.layers)
     most = max((branch.total.flops for branch in root.inside.values()), default=0)
     head = element("div", [element("span", text) for text in _HEAD], class_="leaf head")
     return element("div", head, [_branch(branch, most) for branch in root.inside.values()], class_="tree")
@@ -161,7 +161,7 @@ def plan_html(plan: Plan) -> str:
     """The whole file: self-contained, and readable without scripts."""
     words = {
         "name": plan.name,
-        "lead": f"{micro_batches(plan)} · schedule {plan.schedule}{limit_text(plan)}",
+        "lead": f"{micro_batches_text(plan)} · schedule {plan.schedule}{limit_text(plan)}",
         "digest": plan.digest[:12],
         "program": plan.program_digest[:12],
         "versions": " · ".join(f"{name} {version}" for name, version in plan.versions.items()),
@@ -303,7 +303,7 @@ def _stage_panel(plan: Plan, stage: PlanStage) -> Iterator[Markup]:
     yield element("span", stage.name, class_=f"dot c{color(plan, stage.cluster)}")
     yield _facts(
         ("cluster", stage.cluster),
-        ("worker", worker_of(stage)),
+        ("worker", workers_text(stage)),
         ("parameters", f"{stage.parameters:,} in {len(stage.variables):,} variables"),
         ("FLOPs per step", flops),
         ("memory", f"{size(stage.memory_bytes)}{kept * bool(stage.kept_bytes)}"),
@@ -312,7 +312,7 @@ def _stage_panel(plan: Plan, stage: PlanStage) -> Iterator[Markup]:
         *list_device_facts(plan, stage),
     )
     yield element("h4", "Layers")
-    yield tree(stage)
+    yield layer_tree(stage)
 
 
 def _arrow_panel(plan: Plan, arrow: Arrow) -> Iterator[str]:
@@ -325,12 +325,12 @@ def _arrow_panel(plan: Plan, arrow: Arrow) -> Iterator[str]:
     yield from map(_crossing, arrow.boundaries)
 
 
-def _crossing(each: PlanBoundary) -> Markup:
-    made = [("producer", each.maker)] if each.maker else []
-    besides = [("codec", line) for line in codec_lines(each)]
-    facts = [(name, value or "–") for name, value in crossing_facts(each)]
-    title = element("h4", f"{each.name} ", element("code", str(Spec(each.dtype, each.shape))))
-    return join_markup(title, _facts(*facts, *made, *besides, ("to", ", ".join(each.destinations))))
+def _crossing(boundary: PlanBoundary) -> Markup:
+    made = [("producer", boundary.maker)] if boundary.maker else []
+    besides = [("codec", line) for line in codec_lines(boundary)]
+    facts = [(name, value or "–") for name, value in boundary_facts(boundary)]
+    title = element("h4", f"{boundary.name} ", element("code", str(Spec(boundary.dtype, boundary.shape))))
+    return join_markup(title, _facts(*facts, *made, *besides, ("to", ", ".join(boundary.destinations))))
 
 
 def _facts(*facts: tuple[str, str]) -> Markup:
@@ -353,13 +353,13 @@ def draw_schedule(plan: Plan) -> Markup:
         notes.append(f"the first {drawn.micro_batches} of {len(plan.rows)} micro-batches")
     if drawn.timed:
         notes.append(step_text(plan))
-    figures = [_Clock(plan, phase, drawn.timed).figure(len(drawn.phases) > 1) for phase in drawn.phases]
+    figures = [_PhaseDrawing(plan, phase, drawn.timed).figure(len(drawn.phases) > 1) for phase in drawn.phases]
     clocks = element("div", figures, class_="scroll clocks", tabindex=0, role="region", aria_label="schedule")
     return join_markup(element("p", " ".join(f"{n[:1].upper()}{n[1:]}." for n in notes), class_="note"), clocks)
 
 
 @dataclass(frozen=True)
-class _Clock:
+class _PhaseDrawing:
     """The drawing of one phase."""
 
     plan: Plan

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from whale_nebula.errors import DeadlineError
 from whale_nebula.feed.checks import MissingInput
-from whale_nebula.feed.inputs import count_rows, slice_rows, take_whole
+from whale_nebula.feed.inputs import count_rows, slice_rows, unwrap_whole
 from whale_nebula.ir.program import Leaf
 from whale_nebula.launch.worker_exit import WorkerExit, exit_agreement
 from whale_nebula.report.records import LinkReport, MeetingsReport
@@ -213,7 +213,7 @@ class OwnClusterRunner(LocalSgdRunner):
         self.leave_agreement.check(rounds.steps)
         waited = rounds.wait_seconds
         own = select_own_rows(self.leaves, tensors, self.participants, self.cluster)
-        outcome = self.inner.run(own if self.inner.takes_partial_inputs else take_whole(self.leaves, own))
+        outcome = self.inner.run(own if self.inner.takes_partial_inputs else unwrap_whole(self.leaves, own))
         rounds.send_due()
         rounds.take()
         if self.leave_agreement.is_last_step(rounds.steps):

@@ -15,7 +15,7 @@ from whale_nebula.errors import InputMismatchError, LinkClosedError, PlanMismatc
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.faults import failpoint
 from whale_nebula.feed.checks import compute_fingerprints, find_absent
-from whale_nebula.feed.inputs import Batch, StepInputs, count_micro_batch_rows, cut, take_inputs
+from whale_nebula.feed.inputs import Batch, StepInputs, count_micro_batch_rows, divide_batch, unwrap_inputs
 from whale_nebula.ir.cut import Cut
 from whale_nebula.launch.worker_exit import exit_agreement
 from whale_nebula.passes.readings import check_absent_inputs, find_rows_read
@@ -219,7 +219,7 @@ class DistributedStep(ActorStep):
         counts = count_micro_batch_rows(program.leaves, tensors, program.pipeline.micro_batch)
         rows = count_known_rows(program.leaves, tensors, counts)
         self.session.expected.begin_step(self.program, self.steps, rows)
-        inputs = take_inputs(program.leaves, tensors, self.reads)
+        inputs = unwrap_inputs(program.leaves, tensors, self.reads)
         self.has_fixed_shares = self.has_fixed_shares or bool(inputs.rows)
         seen = {**self.measured.medians(), **self.rates.seconds()}
         medians = {what: round(seconds, 6) for what, seconds in seen.items()}
@@ -227,7 +227,8 @@ class DistributedStep(ActorStep):
         self.is_sampled = self.samples_speeds and is_sampled(self.steps)
         departure_word, speeds = exit_agreement.announcement if self.leaves else None, dict(self.speed_sampler.seconds)
         announcements = self._announce(inputs, counts, medians, departure_word)
-        step = self._make_step(cut(program.leaves, inputs.tensors, counts).fill_rows(), rows, clocks, announcements)
+        batch = divide_batch(program.leaves, inputs.tensors, counts).fill_rows()
+        step = self._make_step(batch, rows, clocks, announcements)
         results = self.run_stages(step)
         leaving = {peer: sheet.get("leaving") for peer, sheet in announcements.result().items()}
         exit_agreement.conclude_step({self.session.worker: departure_word, **leaving})

@@ -20,7 +20,7 @@ from whale_nebula.capture.step import Captured, Signature, fill_layout
 from whale_nebula.errors import GradientError, StageFailedError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.feed.checks import parse_ids, refuse_unshared_ids
-from whale_nebula.feed.inputs import count_micro_batch_rows, take_whole
+from whale_nebula.feed.inputs import count_micro_batch_rows, unwrap_whole
 from whale_nebula.ir.canonical import canonical_lines, describe_first_difference, digest_lines
 from whale_nebula.ir.cut import Cut, Worker
 from whale_nebula.ir.layout import Layout
@@ -170,7 +170,7 @@ class Engine:
         if not self.runner.synchronizes_clusters:
             current_run().settle()
         if not self.runner.takes_partial_inputs:
-            tensors = take_whole(self.cut.program.leaves, tensors)
+            tensors = unwrap_whole(self.cut.program.leaves, tensors)
         taped = tf_private.is_tape_recording() and not self.runner.plain
         without_tape = tf_private.stop_recording() if taped else contextlib.nullcontext()
         failing = contextlib.nullcontext() if checkpoints is None else checkpoints.note_failure(self.runner)

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from whale_nebula.capture.step import pause_garbage_collection
 from whale_nebula.codec.sizes import payload_bytes
-from whale_nebula.feed.inputs import Batch, count_micro_batch_rows, cut
+from whale_nebula.feed.inputs import Batch, count_micro_batch_rows, divide_batch
 from whale_nebula.ir.cut import Cut, Exchange, PhasePlan
 from whale_nebula.ir.integers import Shape
 from whale_nebula.ir.program import Leaf
@@ -101,7 +101,7 @@ class EmulatedStep(ActorStep):
         """Run one step. A failed step leaves nothing on the links."""
         plan = self.compiled.cut
         counts = count_micro_batch_rows(plan.program.leaves, tensors, count_local_micro_batches(plan.program))
-        batch = cut(plan.program.leaves, tensors, counts)
+        batch = divide_batch(plan.program.leaves, tensors, counts)
         medians = self.measured.medians()
         clocks, before = self._start_clocks(), self._read_totals()
         step = RunningStep(
@@ -248,7 +248,7 @@ def trace_step(compiled: Compiled, counts: Sequence[int], begun: tf.Variable) ->
 
     def step(*tensors: Any) -> list[Any]:
         begun.assign(NOT_BEGUN)
-        return run_in_sequence(compiled, cut(leaves, tensors, counts), begun=begun)
+        return run_in_sequence(compiled, divide_batch(leaves, tensors, counts), begun=begun)
 
     def spec(leaf: Leaf) -> tf.TensorSpec:
         shape = leaf.spec.shape
@@ -290,7 +290,7 @@ class LocalStep(Runner):
             guard.restore()
             if float(self._update_marker) == NOT_BEGUN:
                 with guard.roll_back_on_failure():  # repeat by pieces, without the update, to name the failing one
-                    run_in_sequence(self.compiled, cut(program.leaves, tensors, counts), guard=guard)
+                    run_in_sequence(self.compiled, divide_batch(program.leaves, tensors, counts), guard=guard)
             raise guard.update_error(failure, 0) from failure
 
     def trace(self, rows: Sequence[int]) -> None:
