@@ -20,7 +20,7 @@ from whale_nebula.runtime.run import current_run, wait_for_traces
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack, find_declared_inputs, replace_sizes
 from whale_nebula.scopes.step_options import StepOptions, current_step_options, replace_options
 from whale_nebula.site import script_site
-from whale_nebula.tf.keras_training import change_fit_data, list_fit_callbacks
+from whale_nebula.tf.keras_training import change_fit_data, list_loop_callbacks
 
 from .length_options import ByLength, LengthOptions, ShapesByLength
 
@@ -227,7 +227,7 @@ class Curriculum(keras.callbacks.Callback):
 
     def _find_options(self, batch: Any, step: Step, arguments: Arguments, unpack: Unpack) -> StepOptions | None:
         """The options for a batch that was cut; none after a `fit` with this curriculum has failed."""
-        if all(each is not self for each in list_fit_callbacks()):
+        if all(each is not self for each in list_loop_callbacks("fit")):
             set_step_options(self.model, None)
             return None
         pairs = zip(_list_tensors(batch), self._full_shapes, strict=True)

@@ -24,19 +24,23 @@ def fit_model(*callbacks: Any, epochs: int = 1) -> keras.Model:
     return model
 
 
-def test_list_fit_callbacks_finds_them_when_the_train_function_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("loop", "kind"), [("fit", "train"), ("evaluate", "test"), ("predict", "predict")])
+def test_list_loop_callbacks_finds_them_when_the_function_is_made(
+    monkeypatch: pytest.MonkeyPatch, loop: str, kind: str
+) -> None:
     found: list[Any] = []
-    make = keras.Model.make_train_function
+    model, make = fit_model(), getattr(keras.Model, f"make_{kind}_function")
 
     def make_and_list(model: Any, force: bool = False) -> Any:
-        found.extend(keras_training.list_fit_callbacks())
+        found.extend(keras_training.list_loop_callbacks("fit", loop))
         return make(model, force)
 
-    monkeypatch.setattr(keras.Model, "make_train_function", make_and_list)
+    monkeypatch.setattr(keras.Model, f"make_{kind}_function", make_and_list)
     given = keras.callbacks.TerminateOnNaN()
-    fit_model(given)
-    assert given in found and len(found) == 2  # and Keras's own history
-    assert keras_training.list_fit_callbacks() == []
+    rows = (X,) if loop == "predict" else (X, Y)
+    getattr(model, loop)(*rows, verbose=0, callbacks=[given])
+    assert given in found and len(found) == 1 + (loop == "fit")  # and Keras's own history
+    assert keras_training.list_loop_callbacks("fit", loop) == []
 
 
 def test_change_fit_data_in_set_model_changes_the_training_data() -> None:
@@ -63,6 +67,20 @@ def test_replace_method_changes_the_called_method(tmp_path: Path, name: str) -> 
     keras_training.replace_method(backup, name, change)
     fit_model(backup)
     assert called == [name]
+
+
+@pytest.mark.parametrize(("name", "count"), [("swap", 3), ("finalize", 1)])
+def test_replace_method_changes_the_methods_that_swap_averages(name: str, count: int) -> None:
+    swap, called = keras.callbacks.SwapEMAWeights(swap_on_epoch=True), []
+
+    def change(plain: Any) -> Any:
+        return lambda: (called.append(name), plain())
+
+    keras_training.replace_method(swap, name, change)
+    model = fit_model()
+    model.compile(keras.optimizers.SGD(use_ema=True), "mse", run_eagerly=True)
+    model.fit(X, Y, epochs=2, verbose=0, callbacks=[swap])
+    assert called == [name] * count
 
 
 def test_find_backup_path_and_find_initial_epoch_agree_with_keras(tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ def test_two_processes_train_as_one(two_workers: FinishedRun, way: str) -> None:
     here = run_in_this_process(train.train_model_by_local_sgd, way, config={"clusters": {"c0": {}, "c1": {}}})
     assert json.loads(json.dumps(here[f"{way} weights"])) == two_workers.get_common(f"{way} weights")
     assert here[f"{way} losses"] == two_workers.get_all(f"{way} losses")[0]
+    assert here[f"{way} validation"] == two_workers.get_common(f"{way} validation")
 
 
 @pytest.mark.grid

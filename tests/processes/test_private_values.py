@@ -73,6 +73,18 @@ class TestLoops:
         assert after == pytest.approx(expected, rel=1e-5) != before
         assert runs_by_scenario["looping"].reports["c1/0"]["followed"] is True
 
+    def test_function_of_tensorflow_that_reads_a_variable_of_another_cluster_is_refused(
+        self, runs_by_scenario: Mapping[str, FinishedRun]
+    ) -> None:
+        for text in runs_by_scenario["looping"].get_all("read in a function"):
+            assert text.startswith("NB-303 variable"), text
+
+    def test_read_after_a_step_inside_gathered_is_of_the_new_values(
+        self, runs_by_scenario: Mapping[str, FinishedRun]
+    ) -> None:
+        inside, after = runs_by_scenario["looping"].get_common("trained inside gathered")
+        assert inside == after != runs_by_scenario["looping"].get_common("whole")
+
     def test_programs_place_variables_in_other_clusters_in_turn(
         self, runs_by_scenario: Mapping[str, FinishedRun]
     ) -> None:

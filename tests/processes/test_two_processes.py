@@ -63,7 +63,7 @@ def test_variables_of_other_clusters_are_empty(pair: FinishedRun) -> None:
     for mine, theirs, held in zip(("first", "second"), ("second", "first"), pair.get_all("held"), strict=True):
         foreign = {path: shape for path, shape in held.items() if theirs in path}
         assert len(foreign) == 2 * 3  # kernel and bias, and two slots of Adam for each
-        assert set(map(tuple, foreign.values())) == {(0,)}
+        assert set(map(tuple, foreign.values())) == {(1,)}
         assert len(held) - len(foreign) >= 2 * 3
         assert all(0 not in shape for path, shape in held.items() if mine in path)
         assert held["adam/iteration"] == held["adam/learning_rate"] == []

@@ -59,7 +59,7 @@ def make_function(kind: str, original: Original, model: Any, force: bool) -> Any
     if getattr(model, attribute) is None or force:
         _set_function(kind, original, model, force, inside)
     if inside or has_scopes(model):
-        _prepare_loop(model, kind)
+        _prepare_loop(model)
     if kind == "train":
         _watch_fit(model)
     return getattr(model, attribute)
@@ -78,15 +78,15 @@ def _set_function(kind: str, original: Original, model: Any, force: bool, inside
         _watch_plain_model(model, kind)
 
 
-def _prepare_loop(model: Any, kind: str) -> None:
-    """Make Keras's loop over a model with scopes read arrays without tuning, and, in several processes, make callbacks
-    that write files cooperate.
+def _prepare_loop(model: Any) -> None:
+    """Make Keras's loop over a model with scopes read arrays without tuning, and, in several processes, make its
+    callbacks cooperate.
     """
     disable_array_tuning(model)
-    if kind == "train" and not current_run().alone:
-        from whale_nebula.runtime.variables.reads import share_files
+    if not current_run().alone:
+        from whale_nebula.runtime.variables.reads import make_callbacks_collective
 
-        share_files()
+        make_callbacks_collective()
 
 
 def _watch_fit(model: Any) -> None:
@@ -123,8 +123,10 @@ def _watch_plain_model(model: Any, kind: str) -> None:
 
 
 def _require_variables(model: Any, kind: str) -> None:
+    from whale_nebula.runtime.variables.reads import forget_results
     from whale_nebula.runtime.variables.remote import require_local
 
+    forget_results(model)
     function = getattr(model, f"{kind}_function")
 
     @functools.wraps(function)
@@ -193,7 +195,7 @@ class _Probe:
         return self._capture_step(get_iterator) if has_scopes(self._model) else self._try_plainly(get_iterator)
 
     def _capture_step(self, get_iterator: Callable[[], Any]) -> Any:
-        _prepare_loop(self._model, self._kind)
+        _prepare_loop(self._model)
         return self._set_final_function(_make_step_function(self._model, self._kind))(get_iterator())
 
     def _try_plainly(self, get_iterator: Callable[[], Any]) -> Any:

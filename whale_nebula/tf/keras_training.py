@@ -66,21 +66,22 @@ Method = Callable[..., Any]
 BACKUP = keras.callbacks.BackupAndRestore
 CHECKPOINT = keras.callbacks.ModelCheckpoint
 LOGGERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
+AVERAGES = keras.callbacks.SwapEMAWeights
 _HOOKS = tuple(name for name in dir(keras.callbacks.Callback) if name.startswith("on_"))
 
 
-def list_fit_callbacks() -> list[Any]:
-    """The callbacks of the innermost running `fit` of Keras, which are only among its local variables; empty if none
-    runs.
+def list_loop_callbacks(*names: str) -> list[Any]:
+    """The callbacks of the innermost running loop of Keras with one of these names, such as "fit" and "evaluate", which
+    are only among its local variables; empty if none runs.
     """
-    innermost = next(_find_fits(), None)
+    innermost = next(_find_loops(*names), None)
     return [] if innermost is None else list(innermost["callbacks"].callbacks)
 
 
-def _find_fits() -> Iterator[dict[str, Any]]:
-    """The local variables of each running `fit` of Keras that has its callbacks, the innermost first."""
+def _find_loops(*names: str) -> Iterator[dict[str, Any]]:
+    """The local variables of each running loop of Keras of these names that has its callbacks, the innermost first."""
     for frame in iterate_python_frames():
-        found = frame.f_locals if frame.f_code.co_name == "fit" else {}
+        found = frame.f_locals if frame.f_code.co_name in names else {}
         if isinstance(found.get("callbacks"), keras.callbacks.CallbackList):
             yield found
 
@@ -107,7 +108,7 @@ def find_fit() -> Fit | None:
     """The running `fit` of Keras that has not begun its first epoch; None if there is none, or if a callback of another
     `fit` has called it.
     """
-    fits = list(_find_fits())
+    fits = list(_find_loops("fit"))
     if len(fits) != 1 or "epoch_iterator" not in fits[0]:
         return None
     (local_variables,) = fits
@@ -133,7 +134,7 @@ def change_fit_data(model: Any, change: Callable[[tf.data.Dataset], tf.data.Data
 
 def is_fitting() -> bool:
     """Whether a `fit` of Keras is running in this thread."""
-    return any(_find_fits())
+    return any(_find_loops("fit"))
 
 
 def add_callback(fit: Fit, callback: Any, model: Any, *, first: bool = False) -> None:
@@ -256,8 +257,11 @@ def append_logs(fit: Fit) -> None:
 
 
 def replace_method(callback: Any, name: str, change: Callable[[Method], Method]) -> None:
-    """Replace a method of one callback ("begin", "save" or "end") by the result of `change`."""
-    method = {"begin": "on_train_begin", "save": "_save_model", "end": "on_train_end"}[name]
+    """Replace a method of one callback ("begin", "save" or "end"; "swap" or "finalize" of averages) by the result of
+    `change`.
+    """
+    methods = {"begin": "on_train_begin", "save": "_save_model", "end": "on_train_end"}
+    method = {**methods, "swap": "_swap_variables", "finalize": "_finalize_ema_values"}[name]
     setattr(callback, method, change(getattr(callback, method)))
 
 

@@ -236,6 +236,12 @@ def run_custom_loop(where: str) -> None:
     losses = [float(step(rows_of_ones)) for _ in range(2)]
     checkpoint.read(str(folder / "together")).assert_consumed()
     report_value("restored", [losses, float(step(rows_of_ones)) == losses[0] < before])
+    norm = tf.function(lambda: tf.linalg.global_norm(whole.trainable_variables))
+    report_value("read in a function", read_or_explain(lambda: norm()))
+    with nb.gathered():
+        step(rows_of_ones)
+        inside = digest_tensors(whole.get_weights())
+    report_value("trained inside gathered", [inside, digest_tensors(whole.get_weights())])
 
 
 class Interrupt(keras.callbacks.Callback):

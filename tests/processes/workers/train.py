@@ -322,12 +322,12 @@ def train_model_by_local_sgd(way: str, seed: int = 1, **options: Any) -> keras.M
         contextlib.nullcontext() if way == "1bit" else nb.compress(int4=True),
         nb.replica(**LOCAL_SGD_OPTIONS[way]),
     ):
-        history = model.fit(LOCAL_SGD_X, LOCAL_SGD_Y, **fit_options).history
+        logs = model.fit(LOCAL_SGD_X, LOCAL_SGD_Y, **fit_options).history
         meetings = nb.last_report(f"{model.name}.train_step").meetings
     report_value(f"{way} meetings", None if meetings is None else [list(meetings.others), meetings.steps])
     report_value(f"{way} chosen", "" if meetings is None else meetings.chosen)
-    report_value(f"{way} losses", history["loss"])
-    report_value(f"{way} validation", history["val_loss"])
+    report_value(f"{way} losses", logs["loss"])
+    report_value(f"{way} validation", [*logs["val_loss"], model.evaluate(LOCAL_SGD_X[:5], LOCAL_SGD_Y[:5], verbose=0)])
     report_value(f"{way} weights", digest_tensors(model.get_weights()))
     return model
 

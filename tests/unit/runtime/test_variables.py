@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from whale_nebula.capture.tracing import Tracing, tracing
 from whale_nebula.errors import CollectiveReadError, OptionError, PlanError
 from whale_nebula.ir.layout import SPLIT, Layout
 from whale_nebula.runtime.session.session import Session
@@ -72,7 +73,7 @@ def test_reading_an_emptied_variable_is_refused(read: Callable[[Any], Any]) -> N
 def test_emptied_variable_has_no_values_but_its_shape() -> None:
     variable = make_square()
     empty(make_kept(variable))
-    assert read_raw(variable).shape == (0,)
+    assert np.isnan(read_raw(variable)).tolist() == [True]
     assert (variable.shape, variable.dtype, variable.name) == ((2, 2), tf.float32, "square:0")
     assert isinstance(variable, tf.Variable)
 
@@ -82,16 +83,29 @@ def test_writes_to_an_emptied_variable_have_no_effect() -> None:
     empty(make_kept(variable))
     variable.assign([[5.0, 6.0], [7.0, 8.0]])
     variable.assign_add([[5.0, 6.0], [7.0, 8.0]])
-    assert read_raw(variable).shape == (0,)
+    assert np.isnan(read_raw(variable)).tolist() == [True]
 
 
 def test_emptied_variable_can_be_traced() -> None:
-    """A trace only names the variable; the function runs where the variable is."""
+    """The trace of a step only names the variable; the function runs where the variable is."""
     variable = make_square()
     empty(make_kept(variable))
-    traced = tf.function(lambda: tf.reduce_sum(variable * 2.0)).get_concrete_function()
+    with tracing(Tracing(None, ())):
+        traced = tf.function(lambda: tf.reduce_sum(variable * 2.0)).get_concrete_function()
     fill(make_kept(variable), np.full((2, 2), 3.0, "float32"))
     assert float(traced()) == 24.0
+
+
+def test_function_of_tensorflow_does_not_read_an_emptied_variable() -> None:
+    """It is refused if it is traced now; one that was traced before would silently return the norm of no numbers."""
+    variable = make_square()
+    traced_before = tf.function(lambda: tf.nn.l2_loss(variable))
+    assert float(traced_before()) == 15.0
+    empty(make_kept(variable))
+    assert np.isnan(traced_before())
+    for use in (lambda: tf.reduce_sum(variable), lambda: variable.assign_add([[1.0, 1.0], [1.0, 1.0]])):
+        with pytest.raises(CollectiveReadError, match="'layer/square' is on npu/0"):
+            tf.function(use)()
 
 
 def test_filled_variable_is_readable_again() -> None:
@@ -125,7 +139,7 @@ def test_restoring_a_tf_checkpoint_leaves_a_variable_empty(tmp_path: Path) -> No
     variable, own = make_square(), tf.Variable(tf.zeros([2, 2]))
     empty(make_kept(variable))
     tf.train.Checkpoint(square=variable, own=own).read(path).assert_consumed()
-    assert read_raw(variable).shape == (0,)
+    assert np.isnan(read_raw(variable)).tolist() == [True]
     assert own.numpy().tolist() == [[1.0, 2.0], [3.0, 4.0]]
 
 
@@ -235,5 +249,15 @@ def test_program_that_needs_a_variable_elsewhere(
     ledger.variables[id(variable)] = HeldVariable("kernel", variable, ("npu/0",), **holder)
     refused = contextlib.nullcontext() if reason is None else pytest.raises(PlanError, match=reason)
     with refused:
-        ledger.require_movable({"kernel": variable}, {"kernel": ("gpu/0", "npu/0")}, apart=apart)
-    ledger.require_movable({"kernel": variable}, {"kernel": ("npu/0",)}, apart=apart)
+        ledger.require_movable({"kernel": variable}, {"kernel": ("gpu/0", "npu/0")}, (), apart=apart)
+    ledger.require_movable({"kernel": variable}, {"kernel": ("npu/0",)}, ["kernel"], apart=apart)
+
+
+def test_program_that_writes_the_values_of_one_cluster_is_refused() -> None:
+    variable = tf.Variable(1.0)
+    ledger = Ledger(Session("gpu/0", {}, 1.0))
+    ledger.variables[id(variable)] = HeldVariable("kernel", variable, ("gpu/0", "npu/0"), copied=True)
+    for written, apart in (([], False), (["kernel"], True)):
+        ledger.require_movable({"kernel": variable}, {"kernel": ("npu/0",)}, written, apart=apart)
+    with pytest.raises(PlanError, match="writes it on npu/0 only"):
+        ledger.require_movable({"kernel": variable}, {"kernel": ("npu/0",)}, ["kernel"], apart=False)

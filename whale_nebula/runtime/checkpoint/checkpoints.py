@@ -180,6 +180,8 @@ class Checkpoints:
         if engine.steps < steps and self.known_variables.was_reached(program, needed):
             engine.count_from(steps)
         if engine.trains:
+            if self._find_title(engine) == self.position.program:
+                self.known_variables.restore_others()
             graph = engine.cut.program.graph
             self.warn_of_draws(program, {op.type for part in (graph, *graph.functions.values()) for op in part.ops})
         failpoint("checkpoint.restored")

@@ -63,6 +63,7 @@ class KnownVariables:
     _has_kept: bool = False
     _restored: set[str] = field(default_factory=set)
     _copied: set[str] = field(default_factory=set)
+    _apart: set[str] = field(default_factory=set)
     _replayed: dict[str, tuple[Any, Any]] | None = None
 
     def __post_init__(self) -> None:
@@ -122,6 +123,7 @@ class KnownVariables:
         since, restored variables keep their values.
         """
         names = self.add(program, variables)
+        self._apart.update(names)
         if names.keys() <= (self._restored if began else self._copied):
             return
 
@@ -180,8 +182,20 @@ class KnownVariables:
         key = self.naming.find_key(program, path)
         return key == path or key in self.naming.saved_aliases.get(program, {})
 
+    def restore_others(self) -> None:
+        """Restore the other known variables again when the program of a resumed `fit` begins to train: what the script
+        writes to them afterwards must stay. Programs with local SGD restore theirs when they begin.
+        """
+        done = self._restored | self._apart
+        others = {name: each for name, each in self.naming.find_alive().items() if name not in done}
+        self._restored.update(others)
+        if self.source is not None and others:
+            self.group.restore(self.source, others)
+            if self._replayed is not None:
+                self._replayed |= self.group.read_own(others)
+
     def restore_again(self) -> None:
-        """Request that all variables are restored again when their program begins to train."""
+        """Request that all variables are restored again when the program of the resumed `fit` begins to train."""
         self.restore_requests += 1
         self._restored.clear()
         self._copied.clear()

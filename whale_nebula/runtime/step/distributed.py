@@ -206,8 +206,10 @@ class DistributedStep(ActorStep):
         self.session.fail(failure, last=current_run().checkpoints is not None and not self.torn)
 
     def _prepare_variables(self) -> None:
-        """Prepare the variables if a program has changed their holders since the last step."""
+        """Prepare the variables if a program has changed their holders since the last step, or inside `gather`."""
         ledger = current_run().ledger
+        if ledger.whole:
+            ledger.drop_outdated(self.variables[path] for path in self.all_written)
         if self.leaves and ledger.changes != self._known_changes:
             ledger.prepare_step(self.variables, self.compiled.cut.variable_workers, self.all_written)
             self._known_changes = ledger.changes

@@ -344,6 +344,8 @@ def engine(
             able = opened or here not in list_split_workers(cut)
             check_devices(cut, given.where, collectives=able)
             check_held_layouts(cut, given.held_layouts)
+            written, apart = list_written_variables(cut.program), cluster_copy is not None
+            run.ledger.require_movable(captured.variables, cut.variable_workers, written, apart=apart)
         if cluster_copy is not None:
             cluster_copy.check(cut)
     if not run.alone and (cluster_copy is None or cluster_copy.mates):
@@ -488,7 +490,6 @@ def _make_distributed(
     with session.share_failures():
         clusters = {worker.name: worker.cluster for worker in cut.workers}
         refuse_unshared_ids(ids, readers, clusters)
-        run.ledger.require_movable(captured.variables, cut.variable_workers, apart=cluster_copy is not None)
         states = _make_states(run, captured)
         ends = Crossings(cut, cut.routing, clusters).list_ends(session.worker.__eq__)  # the channels with a local end
         new_shards = NewShards.create(cut, captured.variables, run.ledger)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -68,9 +69,14 @@ def remember_results(model: Any) -> Callable[[Any], Any]:
         last[:] = [logs]
         return logs
 
-    get_metrics_result.nebula_remember = remember  # type: ignore[attr-defined]
+    get_metrics_result.__dict__.update(nebula_remember=remember, nebula_forget=last.clear)
     object.__setattr__(model, "get_metrics_result", get_metrics_result)
     return remember
+
+
+def forget_results(model: Any) -> None:
+    """Forget the results of a model's last step: it is trained or evaluated by Keras from now on."""
+    getattr(model.get_metrics_result, "nebula_forget", lambda: None)()
 
 
 def make_all_collective(models: Iterable[Any], run: Run) -> None:
@@ -133,16 +139,19 @@ def _write_whole(ledger: Ledger, writes_here: bool, plain: Plain, *args: Any, **
         ledger.session.meet(f"the end of {plain.__name__}")
 
 
-def share_files() -> None:
-    """Make the callbacks of the `fit` that is about to begin write files together with other processes."""
-    kinds = keras_training.CHECKPOINT | keras_training.BACKUP
-    for callback in keras_training.list_fit_callbacks():
+def make_callbacks_collective() -> None:
+    """Make the callbacks of the loop of Keras that is about to begin write files, and swap weights with their averages,
+    together with other processes.
+    """
+    kinds = keras_training.CHECKPOINT | keras_training.BACKUP | keras_training.AVERAGES
+    for callback in keras_training.list_loop_callbacks("fit", "evaluate", "predict"):
         if isinstance(callback, keras_training.LOGGERS) and not hasattr(callback, "nebula_shared"):
             callback.nebula_shared = True
             keras_training.silence(callback, functools.partial(_is_written_elsewhere, callback))
         if isinstance(callback, kinds) and not hasattr(callback, "nebula_shared"):
             callback.nebula_shared = True
-            hooks = {"save": _save_backup}
+            averages = isinstance(callback, keras_training.AVERAGES)
+            hooks = dict.fromkeys(("swap", "finalize"), _swap_averages) if averages else {"save": _save_backup}
             if isinstance(callback, keras_training.BACKUP):
                 hooks |= {"begin": _begin_backup, "end": _end_backup}
             for name, hook in hooks.items():
@@ -159,6 +168,13 @@ def _is_collective(callback: Any) -> bool:
 def _is_written_elsewhere(callback: Any) -> bool:
     """Whether another process of this host writes the file of this callback."""
     return _is_collective(callback) and not current_run().writes_files
+
+
+def _swap_averages(callback: Any, plain: Plain) -> None:
+    """Swap weights with their averages, or copy them, where all of them are."""
+    ids = _list_ids(callback.model, slots=True)
+    with current_run().ledger.gather(ids) if _is_collective(callback) else nullcontext():
+        plain()
 
 
 def _save_backup(callback: Any, plain: Plain, *args: Any, **kwargs: Any) -> None:

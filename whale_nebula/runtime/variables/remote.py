@@ -1,7 +1,8 @@
 """Variables of other clusters: emptied in this process, so that a model may be larger than any of its clusters.
 
-Reading such a variable would silently return an empty tensor, so its class is replaced by one that raises on reads. All
-processes together can read the complete model (`gathered`); a single process cannot.
+Reading such a variable would return a tensor of another shape, so its class is replaced by one that raises on reads. A
+function of TensorFlow that was traced before reads NaN. All processes together can read the complete model
+(`gathered`); a single process cannot.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula.capture.splits import is_undrawn, release
+from whale_nebula.capture.tracing import is_waiting_for_plan
 from whale_nebula.errors import CollectiveReadError, OptionError, PlanError
 from whale_nebula.ir.layout import WHOLE_LAYOUT, Layout
 from whale_nebula.runtime.replicas.collectives import Collectives
@@ -35,6 +37,11 @@ class VariablePiece(Protocol):
     """A sharded variable; this process has one shard."""
 
     layout: Layout
+
+    @property
+    def variable(self) -> Any:
+        """The shard of this process."""
+        ...
 
     def store(self, whole: Any) -> None:
         """Keep this process's piece of a whole value."""
@@ -116,7 +123,7 @@ class Ledger:
         no longer hold are sent to them, and other workers free those that it writes, because their values would be out
         of date. Collective.
         """
-        self.require_movable(variables, holders_by_path, apart=False)
+        self.require_movable(variables, holders_by_path, written, apart=False)
         known = {path: self.variables.get(id(variable)) for path, variable in variables.items()}
         found = {
             path: entry
@@ -134,6 +141,18 @@ class Ledger:
                 if self.session.worker not in holders:
                     empty(entry)
                 self.changes += 1
+
+    def drop_outdated(self, written: Iterable[Any]) -> None:
+        """Free the copies of variables that an open `gather` has fetched and a step is about to write, because they
+        would be out of date; `gather` inside it fetches them again.
+        """
+        ids = {id(variable) for variable in written}
+        for key in list(self.whole):
+            entry = self.variables[key]
+            if key in ids or (entry.piece is not None and id(entry.piece.variable) in ids):
+                self.whole.discard(key)
+                if entry.piece is not None or self.session.worker not in entry.holders:
+                    empty(entry)
 
     def expect(
         self,
@@ -178,6 +197,7 @@ class Ledger:
             if slot in wanted:
                 fill(entry, self._receive(slot, entry))
             entry.holders = to
+            self.whole.discard(id(entry.variable))
             if here not in to:
                 empty(entry)
         self.changes += 1
@@ -242,22 +262,41 @@ class Ledger:
         return [entry for entry in every if id(entry.variable) not in self.variables]
 
     def require_movable(
-        self, variables: Mapping[str, Any], holders_by_path: Mapping[str, Sequence[str]], *, apart: bool
+        self,
+        variables: Mapping[str, Any],
+        holders_by_path: Mapping[str, Sequence[str]],
+        written: Collection[str],
+        *,
+        apart: bool,
     ) -> None:
-        """Refuse a program that needs a variable in this worker that is elsewhere and cannot be sent."""
+        """Refuse a program that needs a variable in this worker that is elsewhere and cannot be sent, or that writes
+        only some of the values that clusters have of their own.
+        """
         for path, needed in sorted(holders_by_path.items()):
             entry = self.variables.get(id(variables[path]))
-            if entry is None or self.session.worker not in set(needed) - set(entry.holders):
+            if entry is None:
                 continue
+            differs = entry.copied and not apart and path in written and set(entry.holders) - set(needed)
+            if self.session.worker not in set(needed) - set(entry.holders) and not differs:
+                continue
+            why, mend = None, "assign its layer to the same stage in all programs"
             if self.keeps_own_weights:
                 why = "with 'weights: own' in the config, variables stay in their clusters"
             elif entry.layout != WHOLE_LAYOUT:
                 why = "an earlier program of this run divided it between workers, and pieces cannot move"
             elif apart or entry.copied:
                 why = "this program or an earlier one trains each cluster apart, and their variables cannot move"
-            else:
-                continue
-            raise _placement_error(path, entry.holders, needed, why)
+                mend = "train it with sync_every in all programs of this run; or save the weights, load them in another"
+            if why is not None:
+                needs = (
+                    f"writes it on {', '.join(needed)} only" if differs else f"needs it on {', '.join(needed)} as well"
+                )
+                raise PlanError(
+                    f"variable {path!r} is on {', '.join(entry.holders)}, but this program {needs}",
+                    where=path,
+                    why=why,
+                    mend=mend,
+                )
 
     def list_common(self, paths: Iterable[str], variables: Mapping[str, Any]) -> list[str]:
         """Those of the variables that no process has to be sent before the next step."""
@@ -342,8 +381,9 @@ class Ledger:
             yield
         finally:
             for entry, piece in joined:
-                piece.store(entry.variable.read_value())
-                empty(entry)
+                if not isinstance(entry.variable, _RemoteVariable):  # otherwise a step has written the piece meanwhile
+                    piece.store(entry.variable.read_value())
+                    empty(entry)
 
     def _exchange(self, chosen: Sequence[HeldVariable]) -> None:
         """Send the local variables to all processes without them, and receive the others."""
@@ -357,15 +397,6 @@ class Ledger:
         for slot, entry in enumerate(chosen):
             if here not in entry.holders:
                 fill(entry, self._receive(slot, entry))
-
-
-def _placement_error(path: str, holders: Sequence[str], needed: Sequence[str], why: str) -> PlanError:
-    return PlanError(
-        f"variable {path!r} is on {', '.join(holders)}, but this program needs it on {', '.join(needed)} as well",
-        where=path,
-        why=why,
-        mend="assign its layer to the same stage in all programs",
-    )
 
 
 @contextlib.contextmanager
@@ -409,7 +440,8 @@ def require_local(variables: Iterable[Any]) -> None:
 
 
 def _free_value(variable: Any) -> None:
-    nothing = tf.zeros([0], variable.dtype)
+    kind = variable.dtype
+    nothing = tf.constant([np.nan], kind) if kind.is_floating or kind.is_complex else tf.zeros([0], kind)
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=nothing, validate_shape=False)
 
 
@@ -422,7 +454,7 @@ def fill(entry: HeldVariable, array: Any) -> None:
 
 
 class _RemoteVariable:
-    """Mixin for the class of an emptied variable: reads of its value outside a trace are refused."""
+    """Mixin for the class of an emptied variable: reads of its value outside the trace of a step are refused."""
 
     nebula_home: tuple[str, tuple[str, ...]]
     nebula_piece: VariablePiece | None = None
@@ -437,17 +469,17 @@ class _RemoteVariable:
             f"variable {path!r} is {what} in this process",
             where=str(script_site()),
             why=why,
-            mend="use with nb.gathered(): around the read, in every process\n"
+            mend="use with nb.gathered(): around the read, in every process; after a training step, enter it again\n"
             "or model.get_weights() or model.save(...) in every process; they gather the whole model\n"
             "inside it, one process writes a tf.train.Checkpoint: if nb.here().lead: checkpoint.save(path)",
         )
 
 
 def _guard_read(variable: Any, name: str, plain: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """A read, which is refused outside a trace."""
-    if not tf.executing_eagerly():
+    """A read, which is refused outside the trace of a step."""
+    if is_waiting_for_plan():
         return plain(variable, *args, **kwargs)
-    if variable.nebula_blank is None:
+    if variable.nebula_blank is None or not tf.executing_eagerly():
         raise variable._refuse()
     return tf.zeros([variable.nebula_blank, 0], variable.dtype)
 
@@ -455,8 +487,10 @@ def _guard_read(variable: Any, name: str, plain: Any, /, *args: Any, **kwargs: A
 def _guard_write(variable: Any, name: str, plain: Any, /, *args: Any, **kwargs: Any) -> Any:
     """A write, which every process performs: it is ignored, or stored in the local piece."""
     piece = variable.nebula_piece
-    if not tf.executing_eagerly():
+    if is_waiting_for_plan():
         return plain(variable, *args, **kwargs)
+    if not tf.executing_eagerly():
+        raise variable._refuse()
     if piece is None:
         return variable
     if name not in tf_private.VARIABLE_OVERWRITES:
