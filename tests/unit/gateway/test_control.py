@@ -138,7 +138,7 @@ class TestLostWorkers:
 class TestRateLimits:
     def test_frequent_messages_wait(self, make_side: Callable[..., ControlSide]) -> None:
         side = make_side(NPU)
-        side.control._messages = TokenBucket(2, 0.0)
+        side.control._message_bucket = TokenBucket(2, 0.0)
         received_numbers: list[int] = []
 
         def receive_messages() -> None:

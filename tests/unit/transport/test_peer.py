@@ -188,7 +188,7 @@ class TestUnexpectedErrors:
     ) -> None:
         pair = make_pair(deadlines=Deadlines(patience=TIMEOUT_SECONDS, silence=0.2, grace=0.1), budget=1 << 20)
         pair.connect(patience=0.4)
-        pair.there._conversation._choose_acknowledgement = lambda: 0  # heartbeats still arrive
+        pair.there._conversation._update_acknowledgement = lambda: 0  # heartbeats still arrive
         pair.here.send(make_key(), np.zeros(1000))
         closing = threading.Thread(target=pair.here.close, daemon=True)
         closing.start()
