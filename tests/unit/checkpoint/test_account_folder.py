@@ -17,7 +17,7 @@ from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.checkpoint.manifest import Position
 from whale_nebula.errors import AccountError, CheckpointError
 from whale_nebula.launch.attach import Attachment
-from whale_nebula.runtime.checkpoint.known_variables import LeadingProgram
+from whale_nebula.runtime.checkpoint.leading_program import LeadingProgram
 from whale_nebula.runtime.checkpoint.open_checkpoints import resolve_folder
 from whale_nebula.security.allowance import Allowance
 from whale_nebula.security.tenant import Tenant, measure_disk_usage, open_home

@@ -32,18 +32,13 @@ from whale_nebula.faults import failpoint
 from whale_nebula.launch.worker_exit import exit_agreement, handle_signal, restore_signal
 from whale_nebula.passes.effects import STATEFUL_DRAWS
 from whale_nebula.report.records import Goodput, TimeAccount
+from whale_nebula.runtime.checkpoint.cluster_copies import capture_rounds, list_copies, must_synchronize
 from whale_nebula.runtime.checkpoint.copies import hand_over_parts
 from whale_nebula.runtime.checkpoint.extra_state import ExtraState
 from whale_nebula.runtime.checkpoint.fit_position import BEFORE_STEP, copy_callback_states
 from whale_nebula.runtime.checkpoint.group import Group, begin_manifest, choose_source, describe_plan
-from whale_nebula.runtime.checkpoint.known_variables import (
-    KnownVariables,
-    LeadingProgram,
-    capture_rounds,
-    list_copies,
-    must_synchronize,
-    warn_of_unused,
-)
+from whale_nebula.runtime.checkpoint.known_variables import KnownVariables, warn_of_unused
+from whale_nebula.runtime.checkpoint.leading_program import LeadingProgram
 from whale_nebula.runtime.checkpoint.level import Level, Notices, estimate_between_failures
 from whale_nebula.runtime.checkpoint.save_on_error import (
     BatchState,
@@ -157,7 +152,8 @@ class Checkpoints:
         self.intervals = dict(self.source.manifest.intervals) if same else {}
         self._batch = part.batch if part is not None and same else ""
         self.time_account.resume(Goodput(**self.source.manifest.spent), self.source.manifest.at)
-        self.extra_state.source = self.known_variables.source = self.source
+        self.extra_state.source = self.source
+        self.known_variables.open(self.source)
         self.extra_state.restore_codecs()
         _LOG.info("%s: resumes from %s", self.group.worker, self.source.path)
 
@@ -219,7 +215,7 @@ class Checkpoints:
         if self._is_in_fit:
             return engine.name
         if not engine.title:
-            engine.title = self.known_variables.find_title(engine.name, engine.list_trained())
+            engine.title = self.known_variables.titles.find(engine.name, engine.list_trained())
             if engine.name in self._local_sgd_runners:
                 self._local_sgd_runners[engine.title] = self._local_sgd_runners[engine.name]
         return engine.title
@@ -463,7 +459,7 @@ class Checkpoints:
         """The state of this worker now; `batch` is the fingerprint of the next batch, unless training has `ended`. Some
         variables have `held` values instead of the present ones.
         """
-        alive = self.known_variables.find_alive()
+        alive = self.known_variables.naming.find_alive()
         if self._local_sgd_runners:
             self.run.rounds.propagate_writes({id(alive[name]): value for name, value in (held or {}).items()})
         sharers = self.run.rounds.own_workers if self._local_sgd_runners and not self.run.alone else None  # None: all
@@ -471,11 +467,11 @@ class Checkpoints:
         entries = [each._replace(value=held[each.name]) if held and each.name in held else each for each in entries]
         if self._local_sgd_runners:
             entries = list(list_copies(self.run.rounds, self.group, entries, alive))
-            late = capture_rounds(self.run.rounds, self.known_variables.names)
+            late = capture_rounds(self.run.rounds, self.known_variables.naming.by_id)
         memory = self.extra_state.encode(entries, ended)
         logs = {name: float(value) for name, value in self._logs().items()}
-        self.position = replace(self.position, logs=logs, titles=self.known_variables.list_titles())
-        manifest = begin_manifest(self.run, self.position, self.known_variables.aliases)
+        self.position = replace(self.position, logs=logs, titles=self.known_variables.titles.describe())
+        manifest = begin_manifest(self.run, self.position, self.known_variables.naming.aliases)
         manifest = replace(
             manifest,
             forms=self.forms,
@@ -500,7 +496,7 @@ class Checkpoints:
             return
         busy = apart is not None or any(level.busy for level in self.levels)
         self._drain()
-        if self.known_variables.names and stands != replace(self.saved, logs={}):
+        if self.known_variables.naming.by_id and stands != replace(self.saved, logs={}):
             busy = True
             self._save(self.levels[:1], "", ended)
             self._drain()

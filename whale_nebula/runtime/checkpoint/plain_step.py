@@ -90,7 +90,7 @@ class PlainStep:
         if self._checkpoints.known_variables.was_reached(self.name, needed):
             self.steps = counted or self.steps
         if self.title:
-            self._checkpoints.known_variables.note_trained(self.name, self.title, self.list_trained())
+            self._checkpoints.known_variables.titles.note_trained(self.name, self.title, self.list_trained())
 
     def list_trained(self) -> list[Any]:
         """The trained variables, once they are created."""

@@ -179,7 +179,7 @@ def _save(checkpoints: Checkpoints) -> str:
         place = batch_state.place
     memory = {**snapshot.memory, PLACE: place}
     exact = group.is_single_worker or held is not None
-    shared = None if exact else group.digest_shared(checkpoints.known_variables.find_alive(), small)
+    shared = None if exact else group.digest_shared(checkpoints.known_variables.naming.find_alive(), small)
     snapshot = replace(
         snapshot, manifest=replace(snapshot.manifest, at_error=True), memory=memory, exact=exact, shared=shared
     )
@@ -192,7 +192,7 @@ def _add_shared(checkpoints: Checkpoints) -> None:
     """Add digests to the already written part of the last step: other workers may not have got as far."""
     group, level = checkpoints.group, checkpoints.levels[0]
     path = level.folder.worker_path(checkpoints.position.step, group.worker)
-    shared = group.digest_shared(checkpoints.known_variables.find_alive(), {})
+    shared = group.digest_shared(checkpoints.known_variables.naming.find_alive(), {})
     write_document(path, replace(read_document(path), shared=shared))
 
 
