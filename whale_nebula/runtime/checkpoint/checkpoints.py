@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from whale_nebula.checkpoint.manifest import Position, ProgramPlan, Shapes
 from whale_nebula.checkpoint.parts import Start
-from whale_nebula.errors import CheckpointError, NebulaError, NebulaWarning
+from whale_nebula.errors import CheckpointError, NebulaError
 from whale_nebula.faults import failpoint
 from whale_nebula.launch.worker_exit import exit_agreement, handle_signal, restore_signal
 from whale_nebula.passes.effects import STATEFUL_DRAWS
@@ -37,7 +37,7 @@ from whale_nebula.runtime.checkpoint.copies import hand_over_parts
 from whale_nebula.runtime.checkpoint.extra_state import ExtraState
 from whale_nebula.runtime.checkpoint.fit_position import BEFORE_STEP, copy_callback_states
 from whale_nebula.runtime.checkpoint.group import Group, begin_manifest, choose_source, describe_plan
-from whale_nebula.runtime.checkpoint.known_variables import KnownVariables
+from whale_nebula.runtime.checkpoint.known_variables import KnownVariables, warn_of_unused
 from whale_nebula.runtime.checkpoint.leading_program import LeadingProgram
 from whale_nebula.runtime.checkpoint.level import Level, Notices, estimate_between_failures
 from whale_nebula.runtime.checkpoint.save_on_error import (
@@ -527,7 +527,7 @@ class Checkpoints:
         if self.failed:
             return
         if self.run.here().lead:
-            _warn_of_unused(self)
+            warn_of_unused(self)
         self.count_last()
         try:
             self.finish()
@@ -590,26 +590,3 @@ def fingerprint(tensors: Sequence[Any]) -> str:
                 repr(array.tolist()).encode() if array.dtype == object else np.ascontiguousarray(array).tobytes()
             )
     return found.hexdigest()[:32]
-
-
-def _warn_of_unused(checkpoints: Checkpoints) -> None:
-    """Log a warning if a script that exits without error has not trained the programs of its checkpoints."""
-    if sys.exc_info()[0] is not None:
-        return
-    resumed, folder = checkpoints.resumed, checkpoints.levels[0].folder.path
-    if resumed is not None and checkpoints.fits < resumed.fit:
-        calls = f"fit {checkpoints.fits} time{'' if checkpoints.fits == 1 else 's'}"
-        what = f"this run was saved in fit {resumed.fit}, but the script has now called {calls}"
-        why = f"training resumes in fit {resumed.fit}: earlier fits were complete, and trained nothing"
-        mend = "call fit as often in a resumed run as in a new one, without `if nb.resumed() is None:`"
-    elif resumed is not None and not checkpoints.has_read:
-        what = f"the checkpoint of step {resumed.step} was not read"
-        why = "no step was called, so all models have their initial values"
-        mend = f"call nb.restore({folder!r}, model) if a loop has no steps left to train"
-    elif resumed is None and not checkpoints.known_variables.naming.by_id:
-        what = "nothing was saved"
-        why = "no model was trained by fit, and no step under @nb.function was called"
-        mend = "use @nb.function instead of @tf.function on the step of a loop; without training, remove checkpoint="
-    else:
-        return
-    _LOG.warning("%s", NebulaWarning(what, where=folder, why=why, mend=mend))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from whale_nebula.checkpoint.manifest import STATES
-from whale_nebula.errors import CheckpointError
+from whale_nebula.errors import CheckpointError, NebulaWarning
 from whale_nebula.runtime.checkpoint.cluster_copies import restore_apart
 from whale_nebula.runtime.checkpoint.group import Group
 from whale_nebula.runtime.checkpoint.slices import Source
@@ -18,9 +20,11 @@ from whale_nebula.runtime.checkpoint.variable_names import ProgramTitles, Variab
 from whale_nebula.site import script_site, warn_once
 
 if TYPE_CHECKING:
+    from whale_nebula.runtime.checkpoint.checkpoints import Checkpoints
     from whale_nebula.runtime.local_sgd.clusters import OpenRounds
     from whale_nebula.runtime.local_sgd.step import LocalSgdRunner
 
+_LOG = logging.getLogger("whale_nebula.runtime.run")
 _SMALL = 16
 """The number of elements from which a variable is not small."""
 _NUMBER = re.compile(r"_\d+(?=/|$)")
@@ -254,3 +258,26 @@ class KnownVariables:
             others = {key: name for key, name in aliases.items() if name in kept}
             self.naming.aliases[program] = others | self.naming.aliases.get(program, {})
         self.naming.hold(kept)
+
+
+def warn_of_unused(checkpoints: Checkpoints) -> None:
+    """Log a warning if a script that exits without error has not trained the programs of its checkpoints."""
+    if sys.exc_info()[0] is not None:
+        return
+    resumed, folder = checkpoints.resumed, checkpoints.levels[0].folder.path
+    if resumed is not None and checkpoints.fits < resumed.fit:
+        calls = f"fit {checkpoints.fits} time{'' if checkpoints.fits == 1 else 's'}"
+        what = f"this run was saved in fit {resumed.fit}, but the script has now called {calls}"
+        why = f"training resumes in fit {resumed.fit}: earlier fits were complete, and trained nothing"
+        mend = "call fit as often in a resumed run as in a new one, without `if nb.resumed() is None:`"
+    elif resumed is not None and not checkpoints.has_read:
+        what = f"the checkpoint of step {resumed.step} was not read"
+        why = "no step was called, so all models have their initial values"
+        mend = f"call nb.restore({folder!r}, model) if a loop has no steps left to train"
+    elif resumed is None and not checkpoints.known_variables.naming.by_id:
+        what = "nothing was saved"
+        why = "no model was trained by fit, and no step under @nb.function was called"
+        mend = "use @nb.function instead of @tf.function on the step of a loop; without training, remove checkpoint="
+    else:
+        return
+    _LOG.warning("%s", NebulaWarning(what, where=folder, why=why, mend=mend))
