@@ -94,7 +94,7 @@ def draw_clusters(draw: st.DrawFn) -> Clusters:
             name,
             tuple(WorkerInfo(f"{name}#{n}", draw(NAMES), draw(DEVICES), draw(AMOUNTS)) for n in range(draw(COUNTS))),
             draw(LINKS),
-            tuple(draw(st.lists(st.builds(Collective, NAMES, AMOUNTS, AMOUNTS, COUNTS), max_size=2))),
+            tuple(draw(st.lists(st.builds(Collective, NAMES, AMOUNTS, AMOUNTS, st.integers(2, 9)), max_size=2))),
         )
         for name in names
     )
