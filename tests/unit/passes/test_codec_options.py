@@ -80,7 +80,7 @@ def test_unknown_ids_input_is_refused_with_the_input_names() -> None:
         plan(make_program(way="int8, delta idz"))
     assert caught.value.why == "its inputs are x, y, ids" and "'ids'" in caught.value.mend
     with pytest.raises(OptionError) as caught:
-        plan(replace(make_program(way="int8, delta idz"), sites=("train.py:7",)))
+        plan(replace(make_program(way="int8, delta idz"), compress_sites=("train.py:7",)))
     assert caught.value.where == "train.py:7"
 
 
