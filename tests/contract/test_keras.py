@@ -17,7 +17,7 @@ from whale_nebula.tf.keras_import import unwrap_keras, wrap_keras
 layers = keras.layers
 
 
-def test_entry_layer_is_the_outermost_running_layer() -> None:
+def test_find_entry_layer_returns_the_outermost_running_layer() -> None:
     seen: list[Any] = []
 
     class Inner(layers.Layer):
@@ -43,7 +43,7 @@ def test_entry_layer_is_the_outermost_running_layer() -> None:
     assert tf_private.find_entry_layer() is None
 
 
-def test_nodes_by_depth_of_each_kind_of_model() -> None:
+def test_list_nodes_by_depth_of_each_kind_of_model() -> None:
     """Every node has an operation; a shared layer has one node for each call."""
     inputs, shared = keras.Input((2,)), layers.Dense(2)
     shared_model = keras.Model(inputs, shared(shared(inputs)) + 1.0)

@@ -54,7 +54,7 @@ def test_remove_attribute_of_an_op() -> None:
     assert all(MARK not in node.attr for node in graph.as_graph_def().node)
 
 
-def test_readers_are_listed_with_input_positions() -> None:
+def test_list_readers_returns_input_positions() -> None:
     def body(x: Any) -> Any:
         doubled = x + x
         assert [(op.type, place) for op, place in tf_patch.list_readers(x)] == [("AddV2", 0), ("AddV2", 1)]
