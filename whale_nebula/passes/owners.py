@@ -111,7 +111,10 @@ class Homes:
             if self._is_shared_scalar(op):
                 continue
             together = self._find_common_home(op) & self.home_of_effect(op)
-            for handle in self.common.intersection(find_written_handles(op, self.program.graph)):
+            handles = set(find_written_handles(op, self.program.graph))
+            if staged := handles - self.common:  # all holders of these run it, and scalars cross to them
+                together = self.all_workers.intersection(*(self.variables[handle] for handle in staged))
+            for handle in self.common & handles:
                 narrow = self.variables[handle] & together
                 if narrow and narrow != self.variables[handle]:
                     self.variables[handle], changed = narrow, True

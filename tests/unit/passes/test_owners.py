@@ -89,6 +89,25 @@ def test_write_waits_on_every_holder_for_a_value_of_one_worker() -> None:
     assert [found.round_of(5, worker) for worker in (0, 1)] == [0, 1]
 
 
+def test_every_holder_of_a_tied_variable_has_its_slot_and_updates_it() -> None:
+    """One op writes both, as the branch of an optimizer that scales the loss, by a number of one worker."""
+    program = parse_program("""
+        stages a b
+        %0 = capture tied resource[]
+        %1 = capture slot resource[]
+        %2 = capture v resource[]
+        %3 = ReadVariableOp(%0) float32[4] stateful @a
+        %4 = ReadVariableOp(%0) float32[4] stateful @b
+        %5 = ReadVariableOp(%2) float32[] stateful @b
+        %6 = AddV2(%3, %4) float32[4]
+        %7 = Const {value=(0.5)} float32[]
+        %8 = ResourceApplyMomentum(%0, %1, %5, %6, %7) stateful
+    """)
+    found = find_homes(program)
+    assert found.home_of(5) == {1} and found.variables[1] == found.home_of_effect(program.graph.ops[8]) == {0, 1}
+    assert [found.round_of(8, worker) for worker in (0, 1)] == [1, 0]
+
+
 def test_update_without_a_batch_waits_for_values_of_other_workers() -> None:
     """A norm of variables of two stages, in a step that has no gradients: it is computed a round after its terms."""
     check_op_texts(
