@@ -91,7 +91,7 @@ def _add_op(op: Op, graph: Graph, found: _Ownership) -> None:
         found.effects[op.index] = together
     elif is_read(op) and not together:
         found.shared.add(op.index)
-    elif op.inputs and together not in each and all(map(is_small, op.outputs)):
+    elif any(one and one != together for one in each) and all(map(is_small, op.outputs)):
         found.shared.add(op.index)
         together = NO_OWNER
     found.by_value.update(dict.fromkeys(op.values, together))

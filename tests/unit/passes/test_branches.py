@@ -53,9 +53,9 @@ NORM_AFTER_WRITE = """
 """
 
 
-def split(text: str) -> tuple[list[frozenset[str]], BranchSplit] | None:
+def split(text: str, owners: dict[str, frozenset[str]] = OWNERS) -> tuple[list[frozenset[str]], BranchSplit] | None:
     branches = [Branch(from_text(ARGUMENTS + text), CAPTURE_NAMES), Branch(from_text("%0 = NoOp\n"), {})]
-    found = split_branches(branches, dict(OWNERS))
+    found = split_branches(branches, dict(owners))
     return None if found is None else (found[0], found[1][0])
 
 
@@ -78,6 +78,12 @@ def test_branch_is_split_into_effects_by_cluster(
     assert (branch.removed_ops, branch.groups) == (out, groups)
     if text == READ_AFTER_WRITE:
         assert keys[0] == NO_OWNER
+
+
+def test_norm_of_a_tied_variable_is_taken_out() -> None:
+    found = split(NORM, OWNERS | {"gb": A | B, "vb": A | B})
+    assert found is not None
+    assert (found[1].removed_ops, found[1].groups) == ({5, 6, 7}, {A: {8, 9}, A | B: {10, 11}})
 
 
 def test_slot_is_owned_by_the_cluster_that_writes_it() -> None:
