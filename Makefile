@@ -37,7 +37,7 @@ types: $(READY) ## mypy, strict
 unit: $(READY) ## pytest; ARGS="-k plan" picks, WORKERS=4 widens
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-soak: $(READY) ## the whole grids of which `make test` runs a sample: processes, loops, parity, faults; two hours
+soak: $(READY) ## the whole grids of which `make test` runs a sample: processes, loops, parity, faults; several hours
 	$(BIN)/python -m pytest --grid tests/processes tests/traps tests/scripts
 	$(BIN)/python -m pytest --grid -m grid --ignore=tests/processes --ignore=tests/traps --ignore=tests/scripts
 	$(BIN)/python -m pytest --grid tests/unit/wire tests/unit/codec tests/unit/gateway tests/unit/transport tests/unit/config tests/unit/security tests/unit/schedule
