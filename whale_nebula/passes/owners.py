@@ -70,7 +70,8 @@ class Homes:
                 "an op that writes variables of several clusters",
                 where=op.name,
                 why=f"op {op.name!r} ({op.type}) cannot be divided, and no cluster holds all variables that it writes",
-                mend="write the variables of each cluster in a separate tf.cond",
+                mend="write the variables of each cluster in a separate tf.cond\n"
+                "or use neither gradient_accumulation_steps nor use_ema inside a LossScaleOptimizer",
             )
         return found
 
