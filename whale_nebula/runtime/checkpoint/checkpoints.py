@@ -180,8 +180,7 @@ class Checkpoints:
         if engine.steps < steps and self.known_variables.was_reached(program, needed):
             engine.count_from(steps)
         if engine.trains:
-            if self._find_title(engine) == self.position.program:
-                self.known_variables.restore_others()
+            self.restore_others(engine)
             graph = engine.cut.program.graph
             self.warn_of_draws(program, {op.type for part in (graph, *graph.functions.values()) for op in part.ops})
         failpoint("checkpoint.restored")
@@ -250,6 +249,11 @@ class Checkpoints:
         """
         self.has_read = True
         self.known_variables.restore(program, variables, needed, counted=counted)
+
+    def restore_others(self, engine: Training) -> None:
+        """Restore the variables of other programs, too, when the leading program of a resumed run begins to train."""
+        if self._find_title(engine) == self.position.program:
+            self.known_variables.restore_others()
 
     # ------------------------------------------------------------------ steps
     def needs_batch(self, engine: Training) -> bool:

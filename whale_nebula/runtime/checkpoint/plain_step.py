@@ -86,8 +86,7 @@ class PlainStep:
         counted = self._checkpoints.count_saved(self)
         needed = {each.path for each in self._model.trainable_variables} if counted else ()
         self._checkpoints.register_variables(self.name, variables, needed, counted=bool(counted))
-        if self._checkpoints.position.program == self.name:
-            self._checkpoints.known_variables.restore_others()
+        self._checkpoints.restore_others(self)
         self._checkpoints.warn_of_draws(self.name, () if graph is None else list_op_types(graph))
         if self._checkpoints.known_variables.was_reached(self.name, needed):
             self.steps = counted or self.steps

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import combinations
@@ -333,6 +333,7 @@ def engine(
         None if program.local_sgd is None else make_cluster_copy(program.local_sgd, captured, run, name, models)
     )
     notes = notes if cluster_copy is None else (*notes, *cluster_copy.notes)
+    written = frozenset[str]() if run.alone else list_written_variables(cut.program)
     with run.share_failures():
         inputs = [leaf.name for leaf in program.leaves]
         check_forbidden(name, cut.input_crossings, run.config.forbid, inputs, trains=bool(program.requests))
@@ -344,12 +345,12 @@ def engine(
             able = opened or here not in list_split_workers(cut)
             check_devices(cut, given.where, collectives=able)
             check_held_layouts(cut, given.held_layouts)
-            written, apart = list_written_variables(cut.program), cluster_copy is not None
+            apart = cluster_copy is not None
             run.ledger.require_movable(captured.variables, cut.variable_workers, written, apart=apart)
         if cluster_copy is not None:
             cluster_copy.check(cut)
     if not run.alone and (cluster_copy is None or cluster_copy.mates):
-        runner = _make_distributed(captured, cut, run, name, xla, lazy, cluster_copy, functions)
+        runner = _make_distributed(captured, cut, run, name, xla, lazy, written, cluster_copy, functions)
         runner = runner if cluster_copy is None else cluster_copy.make_own_runner(runner)
         return Engine(name, captured, cut, runner, run.ledger.session.worker, notes=notes, xla=xla, plan_watch=watch)
     worker = given.workers[0].name
@@ -476,6 +477,7 @@ def _make_distributed(
     name: str,
     xla: Xla | None,
     lazy: bool,
+    written: Collection[str],
     cluster_copy: ClusterCopy | None = None,
     functions: Compiled | None = None,
 ) -> Runner:
@@ -500,7 +502,6 @@ def _make_distributed(
         }
         later = elsewhere | {id(captured.variables[path]) for path in new_shards.stages}
         captured.initialize_variables(lambda variable: id(variable) not in later)
-        written = list_written_variables(cut.program)
         settings = list_settings(cut, written)
         values = read_settings(run.ledger.list_common(settings, captured.variables), captured.variables)
         lines = [*canonical_lines(captured.program), *(f"value {path} {value}" for path, value in values.items())]
