@@ -37,6 +37,26 @@ def test_FuncGraph_returns_identities_that_wait_for_effects() -> None:
     assert returned.op.inputs[0].op.type == "Sin"
 
 
+def test_CondBranch_is_the_graph_of_a_branch_inside_the_graph_around_it() -> None:
+    """The graph around a branch captures the same tensors as the branch, by `capture`."""
+    variable, found = tf.Variable(0.0), []
+
+    def nest(x: Any) -> None:
+        branch = tf.compat.v1.get_default_graph()
+        tf.cond(x[0] > 1.0, lambda: branches.append(tf.compat.v1.get_default_graph()), lambda: None)
+        variable.assign_add(tf.reduce_sum(x))
+        found.append(branch)
+
+    branches: list[Any] = []
+    graph = trace_graph(lambda x: tf.cond(x[0] > 0.0, lambda: nest(x), lambda: None), VECTOR)
+    assert isinstance(found[0], tf_private.CondBranch)
+    assert found[0].outer_graph is graph
+    assert branches[0].outer_graph is found[0]
+    assert not isinstance(graph, tf_private.CondBranch)
+    outer = [graph.capture(external) for external, _ in found[0].captures]
+    assert [tensor.graph is graph for tensor in outer] == [True] * 2
+
+
 def test_stamp_ops_and_read_text_stamp_and_read_number_stamp() -> None:
     """Ops of a loop's body carry no stamp, the loop itself does: a body cannot be cut."""
     layer = layers.Dense(2)

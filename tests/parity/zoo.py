@@ -31,7 +31,7 @@ class RecordingOptimizer(keras.optimizers.Optimizer):
                 self.build(trainable_variables)
         for gradient, recorded in zip(grads, self.first, strict=False):
             if gradient is not None:
-                fresh = tf.cast(tf.equal(self.iterations.value, 0), tf.float32)
+                fresh = tf.cast(tf.equal(tf.convert_to_tensor(self.iterations), 0), tf.float32)
                 recorded.assign(tf.convert_to_tensor(gradient) * fresh + recorded * (1.0 - fresh))
         return super().apply(grads, trainable_variables)
 
@@ -334,7 +334,7 @@ def run_inference(cut: Cut) -> Outcome:
     return found
 
 
-def train_scaled(cut: Cut) -> Outcome:
+def train_scaled(cut: Cut, **options: Any) -> Outcome:
     """Loss scaling: one cond applies every stage's gradients; the scale overflows, shrinks, and grows again."""
     keras.utils.set_random_seed(14)
     inputs = keras.Input((6,))
@@ -346,7 +346,7 @@ def train_scaled(cut: Cut) -> Outcome:
         with cut.at(2):
             outputs = layers.Dense(2)(hidden)
     model = keras.Model(inputs, outputs)
-    inner = build_adam(weight_decay=0.01, global_clipnorm=0.5)
+    inner = build_adam(weight_decay=0.01, global_clipnorm=0.5, **options)
     model.compile(keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0**125, dynamic_growth_steps=3), "mse")
     found = fit(model, cut, data(73, 6), 300.0 * data(73, 2, seed=1))
     with nb.gathered():
@@ -354,6 +354,11 @@ def train_scaled(cut: Cut) -> Outcome:
         counts = [np.array(v, "float64") for v in model.optimizer.variables[:6]]
     found.outputs = [*counts[:3], np.log2(counts[3]), *counts[4:]]
     return found
+
+
+def train_scaled_in_turns(cut: Cut) -> Outcome:
+    """The same with conds in that cond: gradients are accumulated over two steps, and averages overwrite weights."""
+    return train_scaled(cut, gradient_accumulation_steps=2, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3)
 
 
 ZOO = {
@@ -366,4 +371,5 @@ ZOO = {
     "frozen": Case(train_frozen, rate=0.1),
     "inference": Case(run_inference),
     "scaled": Case(train_scaled, grid_only=True),
+    "scaled_in_turns": Case(train_scaled_in_turns, grid_only=True),
 }

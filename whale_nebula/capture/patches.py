@@ -26,6 +26,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import tensorflow as tf
@@ -90,16 +91,19 @@ def call_inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def split_condition(pred: Any, branches: Sequence[Any]) -> bool:
-    """Replacement of a cond in a trace: create one for each cluster; returns False if there is nothing to split."""
-    trace = current_graph_trace()
+    """Replacement of a cond in a trace, or in a branch of a cond in it: create one for each cluster; returns False if
+    there is nothing to split.
+    """
+    trace = current_trace()
     if trace is None or trace.flags.busy or not trace.requests or any(branch.outputs for branch in branches):
         return False
     clusters = [stage.cluster for stage in trace.entered_scopes.stages.values()]
-    if len(set(clusters)) < 2:
+    graphs = _list_graphs_around(trace)
+    if len(set(clusters)) < 2 or not graphs:
         return False
     with trace.set_flags(busy=True):
         traced = [_TracedBranch(branch) for branch in branches]
-        found = split_branches([each.branch for each in traced], _find_owners(trace, clusters))
+        found = split_branches([each.branch for each in traced], _find_owners(trace, clusters, graphs))
         if found is None:
             return False
         keys, splits = found
@@ -149,11 +153,35 @@ class _TracedBranch:
         return run
 
 
-def _find_owners(trace: Tracing, clusters: Sequence[str]) -> dict[str, Owners]:
-    """The clusters that each tensor belongs to: those of the gradients and variables that it depends on.
+def _list_graphs_around(trace: Tracing) -> list[Any]:
+    """The graph of the trace and, if new ops belong to a branch of a cond in it, the branches around them, outermost
+    first. Empty if they belong to another body.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    graphs = [graph]
+    while graph is not trace.graph and isinstance(graph, tf_private.CondBranch):
+        graph = graph.outer_graph
+        graphs.insert(0, graph)
+    return graphs if graph is trace.graph else []
+
+
+def _find_owners(trace: Tracing, clusters: Sequence[str], graphs: Sequence[Any]) -> dict[str, Owners]:
+    """The clusters that each tensor of the last of these graphs belongs to: those of the gradients and variables that
+    it depends on.
 
     A variable belongs to the clusters whose stages read it; a scalar (the loss scale) can cross.
     """
+    outer = {}
+    for around, graph in reversed(list(pairwise(graphs))):  # inner first: it adds captures to the outer
+        outer.update({internal.ref(): around.capture(external).name for external, internal in graph.captures})
+    found = _find_traced_owners(trace, clusters)
+    for graph in graphs[1:]:
+        found = {internal.name: found.get(outer[internal.ref()], NO_OWNER) for _, internal in graph.captures}
+        _add_dependent_owners(order_operations(graph.get_operations()), found)
+    return found
+
+
+def _find_traced_owners(trace: Tracing, clusters: Sequence[str]) -> dict[str, Owners]:
     found: dict[str, Owners] = {}
     for request in trace.requests:
         for source, tensors in request.holders:
@@ -165,15 +193,19 @@ def _find_owners(trace: Tracing, clusters: Sequence[str]) -> dict[str, Owners]:
         for tensor in op.inputs if stage is not None else ():
             if tensor.dtype == tf.resource and (tf_private.find_resource_spec(tensor) or ("", ()))[1] != ():
                 found[tensor.name] = found.get(tensor.name, NO_OWNER) | {clusters[stage or 0]}
+    _add_dependent_owners([op for op in operations if op.name not in trace.labels], found)
+    return found
+
+
+def _add_dependent_owners(operations: Sequence[Any], found: dict[str, Owners]) -> None:
     for op in operations:
-        if not op.inputs or op.name in trace.labels:
+        if not op.inputs:
             continue
         each = [found.get(tensor.name, NO_OWNER) for tensor in op.inputs]
         for number, tensor in enumerate(op.outputs):
             own = each[number] if op.type == "IdentityN" else NO_OWNER.union(*each)
             if own and (len(own) == 1 or not _is_small(tensor)):
                 found[tensor.name] = own
-    return found
 
 
 def _is_small(tensor: Any) -> bool:

@@ -70,8 +70,7 @@ class Homes:
                 "an op that writes variables of several clusters",
                 where=op.name,
                 why=f"op {op.name!r} ({op.type}) cannot be divided, and no cluster holds all variables that it writes",
-                mend="write the variables of each cluster in a separate tf.cond\n"
-                "or use neither gradient_accumulation_steps nor use_ema inside a LossScaleOptimizer",
+                mend="write the variables of each cluster in a separate tf.cond",
             )
         return found
 

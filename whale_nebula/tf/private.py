@@ -45,7 +45,7 @@ from tensorflow.python.eager.polymorphic_function import autograph_util, functio
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function as PolymorphicFunction
 from tensorflow.python.framework import func_graph as func_graph_lib
 from tensorflow.python.framework import function_def_to_graph, kernels, op_callbacks, random_seed
-from tensorflow.python.ops import cond_v2, custom_gradient, handle_data_util
+from tensorflow.python.ops import cond_v2, control_flow_v2_func_graphs, custom_gradient, handle_data_util
 from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_for
 from tensorflow.python.util import dispatch, nest, tf_stack
 
@@ -65,6 +65,7 @@ __all__ = [
 ]
 
 FuncGraph = func_graph_lib.FuncGraph
+CondBranch = control_flow_v2_func_graphs.CondBranchFuncGraph
 
 
 def stamp_ops(graph: Any, stamps: Mapping[str, str | int]) -> contextlib.AbstractContextManager[None]:
