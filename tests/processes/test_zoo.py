@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,13 +49,26 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="module")
-def run_and_reference(request: pytest.FixtureRequest) -> tuple[FinishedRun, Mapping[str, Any]]:
+def run_and_reference(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[FinishedRun, Mapping[str, Any]]:
     """The models of a run in several processes, and in this process meanwhile."""
-    chosen = list_cases(request.config)[request.param]
-    workers = WORKERS[request.param]
+    chosen, workers = list_cases(request.config)[request.param], WORKERS[request.param]
+    config = tmp_path_factory.mktemp(request.param) / "run.yaml"
+    config.write_text(json.dumps(make_config(workers)))
     return run_workers_and_reference(
-        "train", workers, "train_zoo", *chosen, deadline=DEADLINE, alone=lambda: run_reference(chosen)
+        "train", workers, "train_zoo", config, *chosen, deadline=DEADLINE, alone=lambda: run_reference(chosen)
     )
+
+
+def make_config(workers: int | Mapping[str, str]) -> dict[str, Any]:
+    """A config with speeds, so that the shares of replicas, and with them the order of sums, do not change."""
+    names = {f"c{number}/0": f"c{number}" for number in range(workers)} if isinstance(workers, int) else workers
+    clusters: dict[str, Any] = {}
+    for number, cluster in enumerate(names.values()):
+        spec = {"address": f"127.0.0.1:{7000 + number}", "speed": 1}
+        clusters.setdefault(cluster, {"workers": []})["workers"].append(spec)
+    return {"clusters": clusters}
 
 
 def run_reference(cases: list[str]) -> dict[str, Any]:

@@ -312,7 +312,7 @@ def _read_worker(place: Place) -> WorkerSpec:
     found = WorkerSpec(
         address=read_address(table.get("address")),
         device=table.get("device").read_or(read_device, None),
-        speed=table.get("speed").read_or(lambda place: float(place.read_number(least=1e-6)), 1.0),
+        speed=table.get("speed").read_or(lambda place: float(place.read_number(least=1e-6)), None),
         **_read_amounts(table),
     )
     kind = None if found.device is None else found.device.partition(":")[0].lower()

@@ -174,20 +174,25 @@ DISPLAYS = ("none", "lines", "live")
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """One process of a cluster: its address, its device, its relative speed; optionally its bytes of memory, its
-    floating-point operations per second, its price per hour, the kind of its device ("cpu" or "gpu"), its cores, and
-    the bytes per second of its memory.
+    """One process of a cluster: its address and its device; optionally its relative speed (`relative_speed`), its bytes
+    of memory, its floating-point operations per second, its price per hour, the kind of its device ("cpu" or "gpu"),
+    its cores, and the bytes per second of its memory.
     """
 
     address: str
     device: str | None = None
-    speed: float = 1.0
+    speed: float | None = None
     memory: int | None = None
     flops: float | None = None
     price: float | None = None
     kind: str | None = None
     cores: int | None = None
     memory_rate: float | None = None
+
+    @property
+    def relative_speed(self) -> float:
+        """The configured speed, or 1."""
+        return 1.0 if self.speed is None else self.speed
 
 
 @dataclass(frozen=True, slots=True)

@@ -352,7 +352,7 @@ def _create_cluster(cluster: Cluster, size: int) -> ClusterInfo:
 
 
 def _create_worker(name: str, spec: WorkerSpec | None, cluster: Cluster) -> WorkerInfo:
-    speed = 1.0 if spec is None else spec.speed
+    speed = 1.0 if spec is None else spec.relative_speed
 
     def find(key: str) -> Any:
         """The worker's own value of a key, else that of its cluster; a rate there is that at average speed."""

@@ -79,8 +79,8 @@ def list_devices(program: Program, workers: Sequence[Worker]) -> tuple[VirtualDe
 
 
 def find_replica_speeds(stages: Sequence[Stage], workers: Mapping[str, Sequence[float]]) -> list[tuple[float, ...]]:
-    """For each stage the speeds of its replicas, if the speeds in `workers` of its cluster's workers differ. Replicas
-    on one worker share its speed; one on several workers is as fast as the slowest.
+    """For each stage the speeds of its replicas on several workers, if `workers` has the speeds of its cluster's
+    workers. Replicas on one worker share its speed; one on several workers is as fast as the slowest.
 
     >>> three = [Stage("a", "gpu", replicas=3), Stage("b", "npu", replicas=2)]
     >>> find_replica_speeds(three, {"gpu": [1.0, 2.0]})
@@ -95,8 +95,7 @@ def find_replica_speeds(stages: Sequence[Stage], workers: Mapping[str, Sequence[
         places = [_find_place(stages, number, seat, len(own)) for seat in range(homes * stage.shards)]
         groups = [places[n * stage.shards : (n + 1) * stage.shards] for n in range(homes)]
         taken = [groups[replica % homes] for replica in range(stage.replicas if homes else 0)]
-        unlike = homes > 1 and len(set(own)) > 1
-        found.append(tuple(min(own[p] for p in each) / taken.count(each) for each in taken) if unlike else ())
+        found.append(tuple(min(own[p] for p in each) / taken.count(each) for each in taken) if homes > 1 else ())
     return found
 
 

@@ -173,13 +173,14 @@ class Run:
 
     @property
     def cluster_speeds(self) -> dict[str, tuple[float, ...]]:
-        """The speeds of the workers of each cluster with different configured speeds, in the order of the workers."""
+        """The speeds of the workers of each cluster for which speeds are configured, in the order of the workers."""
         found = {}
         for name, cluster in self.config.clusters.items():
-            configured = {f"{name}/{number}": worker.speed for number, worker in enumerate(cluster.workers)}
+            configured = {f"{name}/{number}": worker.relative_speed for number, worker in enumerate(cluster.workers)}
             workers = [worker for worker, of in self.workers.items() if of == name] or sorted(configured)
-            found[name] = tuple(configured.get(worker, 1.0) for worker in workers)
-        return {name: speeds for name, speeds in found.items() if len(set(speeds)) > 1}
+            if any(worker.speed is not None for worker in cluster.workers):
+                found[name] = tuple(configured.get(worker, 1.0) for worker in workers)
+        return found
 
     def here(self) -> Here:
         """The position of this process in the run."""

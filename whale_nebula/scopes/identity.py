@@ -33,7 +33,7 @@ def set_clusters(
     """Set the clusters of the run, each with its number of workers: stages that name none get them in order.
 
     `own` is the cluster of this process, if there are several processes. `speeds` has the speeds of workers, for
-    clusters whose workers differ. `moved` maps each cluster that is away to the one that runs its stages.
+    clusters for which they are configured. `moved` maps each cluster that is away to the one that runs its stages.
     `least` has the number of workers that a cluster keeps in an elastic run, for clusters that may lose some.
     """
     global _clusters, _workers, _own_cluster, _speeds, _replacements, _least

@@ -50,9 +50,9 @@ def read_case(text: str) -> tuple[str, Cut]:
     return name, Cut(int(stages), int(micro_batches), schedule, replicas=replicas)
 
 
-def train_zoo(*cases: str) -> None:
+def train_zoo(config: str, *cases: str) -> None:
     """Train models of the zoo."""
-    nb.init()
+    nb.init(config)
     for case in cases:
         name, cut = read_case(case)
         report_value(case, encode_outcome(ZOO[name].run(cut)))

@@ -151,7 +151,7 @@ TWO_REPLICATED_STAGES = [Stage("a", "gpu", replicas=2), Stage("b", "gpu", replic
     [
         (TWO_REPLICATED_STAGES, {"gpu": [1.0, 2.0]}, [(1.0, 2.0), (1.0, 2.0)]),
         (TWO_REPLICATED_STAGES, {"gpu": [1.0, 2.0, 3.0, 4.0]}, [(1.0, 3.0), (2.0, 4.0)]),
-        (TWO_REPLICATED_STAGES, {"gpu": [2.0, 2.0]}, [(), ()]),
+        (TWO_REPLICATED_STAGES, {"gpu": [2.0, 2.0]}, [(2.0, 2.0), (2.0, 2.0)]),
         (TWO_REPLICATED_STAGES, {}, [(), ()]),
         ([Stage("a", "gpu", replicas=2, shards=2)], {"gpu": [1.0, 2.0, 4.0, 3.0]}, [(1.0, 3.0)]),
         ([Stage("a", "gpu", replicas=4)], {"gpu": [1.0, 2.0]}, [(0.5, 1.0, 0.5, 1.0)]),

@@ -283,7 +283,7 @@ def _sum_speeds(run: Run, cluster: str) -> float:
     """The sum of the configured speeds of a cluster's workers; 1 for each worker without one."""
     listed = run.config.clusters.get(cluster)
     if listed is not None and listed.workers:
-        return sum(worker.speed for worker in listed.workers)
+        return sum(worker.relative_speed for worker in listed.workers)
     return float(max(1, list(run.workers.values()).count(cluster)))
 
 
