@@ -98,7 +98,7 @@ def test_scopes_constrain_the_plan_in_every_process() -> None:
     np.testing.assert_allclose(got, expected, 1e-5)
 
 
-@pytest.mark.parametrize("key", ["history", "evaluated", "weights"])
+@pytest.mark.parametrize("key", ["untrained", "history", "evaluated", "weights"])
 def test_planned_model_trains_as_in_one_process(
     planned_and_reference: tuple[FinishedRun, dict[str, Any]], key: str
 ) -> None:
