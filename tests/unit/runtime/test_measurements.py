@@ -15,7 +15,7 @@ from whale_nebula.config import Links, parse_links
 from whale_nebula.ir.cut import Boundary, Cut, VirtualDevice, Worker
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Pipeline, Program, Stage
-from whale_nebula.ir.routing import Seat, compute_shares, count_turns, order_by_shares
+from whale_nebula.ir.routing import Routing, Seat, compute_shares, count_turns, order_by_shares
 from whale_nebula.ir.text import from_text
 from whale_nebula.report.records import LinkReport, RemoteMeasurements, Span, StageReport, WorkerReport
 from whale_nebula.runtime.step.clock import Clocks, LineClock, StageClock
@@ -30,6 +30,7 @@ from whale_nebula.runtime.step.measurements import (
     StageMeasurements,
     changes,
     compute_paces,
+    count_busiest_turns,
     find_slowest_seconds,
     improve_orders,
     is_sampled,
@@ -175,7 +176,7 @@ def make_span(size: int, seconds: float, link: str = LINK) -> Span:
 
 
 def rate(seen: LineRates) -> float | None:
-    return seen.make_estimate([1], {}).rates.get(LINK)
+    return seen.make_estimate([1], {}, []).rates.get(LINK)
 
 
 def test_rate_before_the_first_step_is_the_configured_one() -> None:
@@ -221,15 +222,23 @@ def test_outlook_counts_outgoing_links_and_the_last_step() -> None:
     seen = LineRates((LINK,), parse_links(None), exact=True)
     seen.add([make_span(1000, 1.0)])
     seen.add([make_span(1000, 1.0), make_span(2000, 1.0), make_span(7, 1.0, "npu->gpu")])
-    found = seen.make_estimate([4, 4, 3], {"0.0.fused": 0.5, "0.1.fused": 0.25})
+    found = seen.make_estimate([4, 4, 3], {"0.0.fused": 0.5, "0.1.fused": 0.25}, [3, 3])
     assert (found.rows, found.compute, found.carried_bytes) == ([4, 4, 3], 1.5, {LINK: 3000})
 
 
 def test_slowest_stage_adds_phases_and_directions() -> None:
-    assert find_slowest_seconds({}, 4) is None
-    assert find_slowest_seconds({"once": 3.0}, 4) is None
+    assert find_slowest_seconds({}, [4]) is None
+    assert find_slowest_seconds({"once": 3.0}, [4]) is None
     medians = {"0.0.forward": 1.0, "1.0.backward": 2.0, "0.1.fused": 2.5}
-    assert find_slowest_seconds(medians, 2) == 6.0
+    assert find_slowest_seconds(medians, [2, 2]) == 6.0
+    assert find_slowest_seconds(medians, [1, 2]) == 5.0
+
+
+def test_busiest_replica_runs_only_its_share_of_the_micro_batches() -> None:
+    processes = Routing((("gpu/0",), ("npu/0", "npu/1")), ((), (1, 0, 1)))
+    assert count_busiest_turns(processes, 6) == [6, 4]
+    assert count_busiest_turns(processes, 6, {1: (1.0, 0.25)}) == [6, 2]
+    assert count_busiest_turns(Routing((("gpu",), ("npu", "npu"))), 6) == [6, 3]
 
 
 # ---------------------------------------------------------------------- real lines and small messages
@@ -251,7 +260,7 @@ def test_adjacent_small_messages_count_as_one_large_message() -> None:
 def test_messages_that_do_not_fill_the_link_give_no_rate(count: int, gap: float) -> None:
     seen = LineRates((LINK,), parse_links("80mbit"))
     seen.add(make_spans(count, MIN_MEASURED_BYTES // 4, 1e-5, gap))
-    assert rate(seen) == 1e7 and seen.make_estimate([1], {}).unmeasured == {LINK}
+    assert rate(seen) == 1e7 and seen.make_estimate([1], {}, []).unmeasured == {LINK}
 
 
 def test_pause_between_messages_does_not_count_as_transfer_time() -> None:
@@ -268,15 +277,15 @@ def test_pause_between_messages_does_not_count_as_transfer_time() -> None:
 
 def test_unseen_links_carried_bytes_without_a_measured_rate() -> None:
     seen = LineRates((LINK, "npu->gpu"), parse_links(None))
-    assert not seen.make_estimate([1], {}).unmeasured
+    assert not seen.make_estimate([1], {}, []).unmeasured
     seen.add([make_span(10, 1e-6)])
-    assert seen.make_estimate([1], {}).unmeasured == {LINK}
+    assert seen.make_estimate([1], {}, []).unmeasured == {LINK}
     seen.add([make_span(LARGE_MESSAGE, 1.0)])
     seen.add([make_span(10, 1e-6)])
-    assert not seen.make_estimate([1], {}).unmeasured
+    assert not seen.make_estimate([1], {}, []).unmeasured
     exact = LineRates((LINK,), parse_links(None), exact=True)
     exact.add([make_span(10, 0.0)])
-    assert not exact.make_estimate([1], {}).unmeasured
+    assert not exact.make_estimate([1], {}, []).unmeasured
 
 
 # -------------------- Timings of the first micro-batch in stages of several processes, and the resulting in-flig

@@ -108,8 +108,9 @@ class CodecChooser:
         if not rate:
             return Choice(0, 0.0, compute)
         shared = [each for each in self.directions if link in each.links]
-        own = sum(last[each.label].wire_bytes for each in shared if each.label in last)
-        sizes = [self._estimate_sizes(each, estimate.rows, last.get(each.label)) for each in shared]
+        labels = {each.label: each for each in shared}  # with replicas, several routes have the sizes of one direction
+        own = sum(last[label].wire_bytes for label in labels if label in last)
+        sizes = [self._estimate_sizes(each, estimate.rows, last.get(label)) for label, each in labels.items()]
         rest = max(estimate.carried_bytes.get(link, 0) - own, 0)
         transfer_seconds = [(rest + sum(rung)) / rate for rung in zip(*sizes, strict=True)]
         rung = find_mildest(transfer_seconds, compute, max(self.states.find_state(each.key).rung for each in shared))

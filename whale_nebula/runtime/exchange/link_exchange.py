@@ -160,19 +160,16 @@ class LinkExchange:
         order of micro-batches, independent of the speeds of local replicas.
         """
         host, value, micro_batch = place
+        if route.previous_micro_batch is not None:
+            with self._condition:
+                self._wait_for(self._finished_codings, (host, value, route.previous_micro_batch))
         clock = None if crossing.way.plain else self.clocks.get(seat)
         timed = None if clock is None else clock.time_codec(what, crossing.kind, micro_batch, crossing.phase)
         with timed or contextlib.nullcontext():
-            if (
-                route.previous_micro_batch is not None
-                and (host, value, route.previous_micro_batch) not in self._finished_codings
-            ):
-                with self._condition:
-                    self._wait_for(self._finished_codings, (host, value, route.previous_micro_batch))
             yield
-            with self._condition:
-                self._finished_codings.add(place)
-                self._condition.notify_all()
+        with self._condition:
+            self._finished_codings.add(place)
+            self._condition.notify_all()
 
     # ------------------------------------------------------------------ values stored on a host
     def _store_value(self, route: Route, place: Place, tensor: Any) -> None:

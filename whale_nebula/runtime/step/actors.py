@@ -24,6 +24,7 @@ from whale_nebula.ir.cut import PhasePlan
 from whale_nebula.ir.program import Stage
 from whale_nebula.ir.routing import Routing, Seat
 from whale_nebula.report.records import LinkReport
+from whale_nebula.runtime.exchange.auto import StepEstimate
 from whale_nebula.runtime.exchange.crossing import Channels
 from whale_nebula.runtime.exchange.link_exchange import LinkExchange
 from whale_nebula.runtime.exchange.state import States
@@ -32,7 +33,7 @@ from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.step.clock import Clocks, LineClock, Runner, StepOutcome
 from whale_nebula.runtime.step.compiled import Compiled
 from whale_nebula.runtime.step.gradients import GradientSums
-from whale_nebula.runtime.step.measurements import LineRates, Medians, StageMeasurements
+from whale_nebula.runtime.step.measurements import LineRates, Medians, StageMeasurements, count_busiest_turns
 from whale_nebula.runtime.step.peers import Peers
 from whale_nebula.runtime.step.rollback import Guard
 from whale_nebula.runtime.step.stage_run import BoundaryExchange, StageRun
@@ -156,6 +157,11 @@ class ActorStep(Runner):
                 found[name] = found.get(name, LinkReport()) + LinkReport(*sent.counts())
         held = clocks.lines.seconds()
         return {name: report + LinkReport(seconds=held.get(name, 0.0)) for name, report in found.items()}
+
+    def _make_estimate(self, rows: Sequence[int], medians: Medians) -> StepEstimate:
+        """The estimates before a step whose micro-batches have these rows."""
+        turns = count_busiest_turns(self.routing, len(rows), self.measured.slowness)
+        return self.rates.make_estimate(rows, medians, turns)
 
     def _record_measurements(self, step: RunningStep) -> None:
         self.measured.add(step.clocks)

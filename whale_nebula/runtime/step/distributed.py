@@ -339,7 +339,7 @@ class DistributedStep(ActorStep):
         cut, session = self.compiled.cut, self.session
         link_exchange = LinkExchange(
             self.channels, self.links, self.program, self.steps, session.patience, batch.slices, rows,
-            self.rates.make_estimate(batch.rows, self.pace), is_local=lambda host: False, clocks=clocks.stages,
+            self._make_estimate(batch.rows, self.pace), is_local=lambda host: False, clocks=clocks.stages,
         )  # fmt: skip
         guard = Guard(
             self.variables, self.written_paths, alone=False, locations=self.compiled.locations, own=self.held_paths,

@@ -109,7 +109,7 @@ class EmulatedStep(ActorStep):
             LinkExchange(
                 self.channels, self.links, self.program, self.steps, PATIENCE, batch.slices,
                 count_known_rows(plan.program.leaves, batch.whole, batch.rows),
-                self.rates.make_estimate(batch.rows, medians), clocks=clocks.stages,
+                self._make_estimate(batch.rows, medians), clocks=clocks.stages,
             ),
             clocks,
             Guard(self.variables, plan.forward_written, locations=self.compiled.locations, updates=plan.updates),

@@ -18,11 +18,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isfinite
 from statistics import median
+from types import MappingProxyType
 from typing import Any
 
 from whale_nebula.config import Links
 from whale_nebula.ir.cut import Boundary, Cut, PhasePlan, StagePhase
-from whale_nebula.ir.routing import Order, compute_share_times, compute_shares, count_turns, order_by_shares
+from whale_nebula.ir.routing import Order, Routing, compute_share_times, compute_shares, count_turns, order_by_shares
 from whale_nebula.passes.batch import is_divisible
 from whale_nebula.passes.codec_options import list_state_notes
 from whale_nebula.report.prediction import Basis, PhaseBasis
@@ -247,7 +248,7 @@ class LineRates:
 
     >>> seen = LineRates(("gpu->npu",), Links(), exact=True)
     >>> seen.add([Span("gpu->npu", "forward 0", 0.0, 0.5, 0, 0, 3_000_000)])
-    >>> seen.make_estimate([8, 8], {"0.0.forward": 0.25}).rates
+    >>> seen.make_estimate([8, 8], {"0.0.forward": 0.25}, [2]).rates
     {'gpu->npu': 6000000.0}
     """
 
@@ -271,12 +272,12 @@ class LineRates:
         """Seconds for each MiB written to a link, by "line gpu->npu", for links with measurements."""
         return {f"{LINE}{name}": MIB / rate for name in self._recent if (rate := self._find_rate(name))}
 
-    def make_estimate(self, rows: Sequence[int], medians: Medians) -> StepEstimate:
-        """The estimates before a step whose micro-batches have these rows."""
+    def make_estimate(self, rows: Sequence[int], medians: Medians, turns: Sequence[float]) -> StepEstimate:
+        """The estimates before a step whose micro-batches have these rows; for `turns` see `find_slowest_seconds`."""
         rates = {name: rate for name in self.names if (rate := self._find_rate(name))}
         unmeasured = {name for name, size in self._carried_bytes.items() if size and name not in self._recent}
         return StepEstimate(
-            rows, find_slowest_seconds(medians, len(rows)), rates, self._carried_bytes, frozenset(unmeasured)
+            rows, find_slowest_seconds(medians, turns), rates, self._carried_bytes, frozenset(unmeasured)
         )
 
     def _find_rate(self, name: str) -> float | None:
@@ -312,18 +313,39 @@ def _add_spans(spans: Iterable[Span]) -> Span:
     return Span("", "", 0.0, sum(took for took, _ in found), bytes=sum(size for _, size in found))
 
 
-def find_slowest_seconds(medians: Medians, micro_batches: int) -> float | None:
-    """Seconds that the slowest stage computes in a step; None before anything was measured.
+def find_slowest_seconds(medians: Medians, turns: Sequence[float]) -> float | None:
+    """Seconds that the slowest stage computes in a step, with its number of micro-batches in `turns`, by stage; None
+    before anything was measured.
 
-    >>> find_slowest_seconds({"0.0.forward": 0.25, "0.0.backward": 0.5, "0.1.fused": 0.5, "once": 9.0}, micro_batches=4)
+    >>> find_slowest_seconds({"0.0.forward": 0.25, "0.0.backward": 0.5, "0.1.fused": 0.5, "once": 9.0}, turns=[4, 4])
     3.0
     """
-    found: defaultdict[str, float] = defaultdict(float)
+    factors, found = {str(stage): count for stage, count in enumerate(turns)}, defaultdict[str, float](float)
     for what, seconds in medians.items():
         parts = what.split(".")
-        if len(parts) == 3 and not what.startswith(LINE):
-            found[parts[1]] += micro_batches * seconds
+        if len(parts) == 3 and not what.startswith(LINE) and parts[1] in factors:
+            found[parts[1]] += factors[parts[1]] * seconds
     return max(found.values(), default=None)
+
+
+def count_busiest_turns(
+    routing: Routing, micro_batches: int, slowness: Mapping[int, Sequence[float]] = MappingProxyType({})
+) -> list[float]:
+    """By stage, how many micro-batches its busiest replica runs in a step, in units of the slowest replica's time for
+    one. Replicas on one worker run one after the other, those of a single process at the same time.
+
+    >>> count_busiest_turns(Routing((("gpu/0",), ("npu/0", "npu/1", "npu/0"))), 6)
+    [6.0, 4.0]
+    """
+    found = []
+    for stage, hosts in enumerate(routing.hosts):
+        turns = count_turns(routing.orders[stage] if routing.orders else (), len(hosts), micro_batches)
+        loads: defaultdict[str | int, float] = defaultdict(float)
+        for replica, host in enumerate(hosts):
+            factor = slowness[stage][replica] if stage in slowness else 1.0
+            loads[host if routing.replicated else replica] += factor * turns[replica]
+        found.append(max(loads.values()))
+    return found
 
 
 SAMPLE_EVERY = 100
