@@ -11,8 +11,8 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.capture.step import capture, signature
-from whale_nebula.report.records import ONCE, Span
-from whale_nebula.runtime.step.clock import Clocks, LineClock, StageClock, count_in_flight
+from whale_nebula.report.records import ONCE, LinkReport, RemoteMeasurements, Span
+from whale_nebula.runtime.step.clock import Clocks, LineClock, StageClock, StepOutcome, count_in_flight
 from whale_nebula.runtime.step.engine import Engine, engine
 from whale_nebula.transport import MemoryNetwork
 from whale_nebula.transport.protocol import Key
@@ -23,6 +23,12 @@ def make_spans(words: str, phase: int = 0) -> list[Span]:
     """Spans from "F0 F1 B0": forward 0, forward 1, backward 0."""
     kinds = {"F": "forward", "B": "backward", "X": "fused"}
     return [Span("s", f"{kinds[w[0]]} {w[1:]}", 0.0, 0.0, int(w[1:]), phase) for w in words.split()]
+
+
+def test_bytes_of_a_link_are_added_over_the_workers_of_a_cluster() -> None:
+    others = RemoteMeasurements(links={"gpu->npu": LinkReport(bytes=20), "npu->gpu": LinkReport(bytes=3)})
+    outcome = StepOutcome([], 1.0, (1,), links={"gpu->npu": LinkReport(bytes=100)}, elsewhere=others)
+    assert outcome.all_links == {"gpu->npu": LinkReport(bytes=120), "npu->gpu": LinkReport(bytes=3)}
 
 
 @pytest.mark.parametrize(

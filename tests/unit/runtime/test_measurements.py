@@ -375,6 +375,11 @@ def test_reports_of_several_workers_are_merged() -> None:
     assert list(found.workers) == ["npu/0", "tpu/0"]
 
 
+def test_report_of_a_stage_in_several_processes_is_that_of_the_busiest() -> None:
+    sheets = [{"seen": pack_report({"npu": StageReport(each, 0.0, "npu")}, {}, {})} for each in (0.2, 0.3, 0.1)]
+    assert parse_reports(sheets).stages["npu"].compute_seconds == 0.3
+
+
 @pytest.mark.parametrize(
     "seen",
     [

@@ -274,3 +274,11 @@ class StepOutcome:
     notes: tuple[str, ...] = ()
     meetings: MeetingsReport | None = None
     pace: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def all_links(self) -> dict[str, LinkReport]:
+        """The reports of links by all processes: several workers of a cluster may send over one link."""
+        found = dict(self.elsewhere.links)
+        for name, link in self.links.items():
+            found[name] = found.get(name, LinkReport()) + link
+        return found

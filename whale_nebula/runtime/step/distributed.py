@@ -79,8 +79,8 @@ def pack_report(
 
 
 def parse_reports(sheets: Iterable[Mapping[str, Any]]) -> RemoteMeasurements:
-    """Parse reports of stages and links from other processes; invalid ones are dropped, because they are only
-    displayed.
+    """Parse reports of stages and links from other processes: of a stage in several of them that of the busiest.
+    Invalid ones are dropped, because they are only displayed.
 
     >>> found = parse_reports([{"seen": {"stages": {"npu": [0.5, 0.1, 1, "npu"]}, "links": {}}}, {"seen": None}, {}])
     >>> found.stages["npu"].wait_seconds, found.links
@@ -94,7 +94,8 @@ def parse_reports(sheets: Iterable[Mapping[str, Any]]) -> RemoteMeasurements:
         for name, numbers in _read_table(seen, "stages", 4):
             compute, wait, in_flight, cluster = numbers
             cluster = escape_foreign_text(cluster)
-            stages[name] = StageReport(_read_float(compute), _read_float(wait), cluster, _read_int(in_flight) or None)
+            report = StageReport(_read_float(compute), _read_float(wait), cluster, _read_int(in_flight) or None)
+            stages[name] = max(stages.get(name, report), report, key=lambda each: each.compute_seconds or 0.0)
         for name, numbers in _read_table(seen, "links", 5):
             payload, total, raw, frames = map(_read_int, numbers[:4])
             more = LinkReport(payload, total, raw, frames, _read_float(numbers[4]) or 0.0)

@@ -243,10 +243,9 @@ class Engine:
         """The cost of a step of all workers, if the config has prices."""
         if self._prices is None or self.captured.program.local_sgd is not None:
             return None
-        links = {**outcome.elsewhere.links, **outcome.links}
         whole = self.runner.innermost.plain  # an uncut step does not count its rows
         counts = count_micro_batch_rows(self.cut.program.leaves, tensors, 1) if whole else outcome.counts
-        return self._prices.price_step(outcome.seconds, links, sum(counts))
+        return self._prices.price_step(outcome.seconds, outcome.all_links, sum(counts))
 
     @cached_property
     def _prices(self) -> Prices | None:

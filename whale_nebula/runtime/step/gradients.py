@@ -129,13 +129,16 @@ class GradientSums:
 
 def sum_over_stages(program: Program, parts: dict[PartKey, tuple[Any, ...]]) -> dict[Value, Any]:
     """Add up the parts of each gradient over the stages that use its (tied) variable, by gradient placeholder."""
+    by_source: dict[tuple[int, ...], list[tuple[Any, ...]]] = {}
+    for key in sorted(parts):
+        by_source.setdefault(key[:2], []).append(parts[key])
     found: dict[Value, Any] = {}
     for request in program.requests:
         for holder in request.holders:
-            own = [parts[key] for key in sorted(parts) if key[:2] == (request.index, holder.source)]
-            if own:
+            terms = by_source.get((request.index, holder.source))
+            if terms:
                 shape = _find_shape(program, request.origins[holder.source])
-                found.update(zip(holder.values, _sum_parts(own, holder.sparse, shape), strict=True))
+                found.update(zip(holder.values, _sum_parts(terms, holder.sparse, shape), strict=True))
     return found
 
 

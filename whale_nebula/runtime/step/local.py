@@ -288,10 +288,12 @@ class LocalStep(Runner):
             return StepOutcome(results, seconds, counts, self._stages, links, boundaries=boundaries)
         except tf.errors.OpError as failure:
             guard.restore()
-            if float(self._update_marker) == NOT_BEGUN:
-                with guard.roll_back_on_failure():  # repeat by pieces, without the update, to name the failing one
-                    run_in_sequence(self.compiled, divide_batch(program.leaves, tensors, counts), guard=guard)
-            raise guard.update_error(failure, 0) from failure
+            if float(self._update_marker) != NOT_BEGUN:
+                raise guard.update_error(failure, 0) from failure
+            with guard.roll_back_on_failure():  # repeat by pieces, without the update, to name the failing one
+                run_in_sequence(self.compiled, divide_batch(program.leaves, tensors, counts), guard=guard)
+            guard.restore()  # no piece has failed again
+            raise guard.step_error(failure) from failure
 
     def trace(self, rows: Sequence[int]) -> None:
         """Trace the function of a step for micro-batches of these rows before it runs."""

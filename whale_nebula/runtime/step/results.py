@@ -134,7 +134,7 @@ def _delegate(name: str) -> Any:
     return call
 
 
-for _name in (*_OPERATORS, "__repr__", "__str__"):
+for _name in (*_OPERATORS, "__repr__", "__str__", "__reduce__"):
     setattr(PendingResult, _name, _delegate(_name))
 
 

@@ -179,6 +179,10 @@ class Guard:
         self.begin()
         return self._once_error("update", phase, failure)
 
+    def step_error(self, failure: BaseException) -> StageFailedError:
+        """The error for a failure of an unknown piece before any update."""
+        return self._failed_error("step", "", 0, None, failure)
+
     def _once_error(self, what: str, phase: int, failure: BaseException) -> StageFailedError:
         if self.has_begun:
             return self._torn_error(failure)
