@@ -13,7 +13,7 @@ import whale_nebula as nb
 from whale_nebula.capture.step import capture, signature
 from whale_nebula.report.records import ONCE, LinkReport, RemoteMeasurements, Span
 from whale_nebula.runtime.step.clock import Clocks, LineClock, StageClock, StepOutcome, count_in_flight
-from whale_nebula.runtime.step.engine import Engine, engine
+from whale_nebula.runtime.step.engine import Engine, make_engine
 from whale_nebula.transport import MemoryNetwork
 from whale_nebula.transport.protocol import Key
 from whale_nebula.wire.frame import count_wire_bytes
@@ -138,7 +138,7 @@ def run_step(middle_stage: Any, jit: bool = True, links: str | None = None) -> E
     def call(given: Any) -> Any:
         return step(*given)
 
-    made = engine(capture(call, layout), call, layout, "step", jit=jit)
+    made = make_engine(capture(call, layout), call, layout, "step", jit=jit)
     made.run(tensors)
     return made
 

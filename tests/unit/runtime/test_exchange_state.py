@@ -94,7 +94,7 @@ def test_ends_are_those_of_coded_channels() -> None:
     assert set().union(*of.values()) == everything
     for name in everything:
         assert sum(name in ends for ends in of.values()) >= 2, "each channel has an end at both sides"
-    coded = [each for each in crossings.boundary_crossings if each.way.coded]
+    coded = [each for each in crossings.boundary_crossings if each.encoding.coded]
     assert len(everything) == len(coded) < len(crossings.boundary_crossings)
     assert crossings.list_ends(lambda host: False) == ()
     together = Crossings(crossings.cut, Routing.from_hosts(["one"] * len(crossings.routing.hosts)))

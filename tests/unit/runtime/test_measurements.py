@@ -28,15 +28,15 @@ from whale_nebula.runtime.step.measurements import (
     LineRates,
     SpeedSampler,
     StageMeasurements,
-    changes,
     compute_paces,
+    compute_slowness,
     count_busiest_turns,
+    describe_order_changes,
     find_slowest_seconds,
     improve_orders,
     is_sampled,
     parse_speeds,
-    replicas,
-    slowness,
+    report_replicas,
 )
 from whale_nebula.schedule.lines import Work, make_uniform_hops
 from whale_nebula.schedule.schedules import Pace, limits
@@ -117,7 +117,9 @@ def test_small_speed_differences_change_no_order() -> None:
 def test_order_becomes_equal_again_when_speeds_become_equal() -> None:
     cut = plan(turns=(1, 0, 1))
     assert improve_orders(cut, {1: {"npu/0": 0.1, "npu/1": 0.1}}) == ()
-    assert list(changes(cut, plan())) == ["the replicas of npu now take 3 : 3 micro-batches instead of 2 : 4"]
+    assert list(describe_order_changes(cut, plan())) == [
+        "the replicas of npu now take 3 : 3 micro-batches instead of 2 : 4"
+    ]
 
 
 def test_configured_speeds_are_not_overridden() -> None:
@@ -146,8 +148,8 @@ def test_order_is_stable_under_small_changes(seconds: list[float], noise: list[f
 
 def test_replica_reports_follow_from_the_measured_speeds() -> None:
     cut, heard = plan(turns=(1, 0, 1)), {1: {"npu/0": 0.2, "npu/1": 0.1}}
-    assert slowness(heard, cut) == {1: (1.0, 0.5)}
-    found = replicas(cut, heard, 6)["npu"]
+    assert compute_slowness(heard, cut) == {1: (1.0, 0.5)}
+    found = report_replicas(cut, heard, 6)["npu"]
     assert [each.compute_seconds for each in found.replicas] == pytest.approx([0.4, 0.4])
 
 
@@ -223,7 +225,7 @@ def test_outlook_counts_outgoing_links_and_the_last_step() -> None:
     seen.add([make_span(1000, 1.0)])
     seen.add([make_span(1000, 1.0), make_span(2000, 1.0), make_span(7, 1.0, "npu->gpu")])
     found = seen.make_estimate([4, 4, 3], {"0.0.fused": 0.5, "0.1.fused": 0.25}, [3, 3])
-    assert (found.rows, found.compute, found.carried_bytes) == ([4, 4, 3], 1.5, {LINK: 3000})
+    assert (found.rows, found.compute_seconds, found.carried_bytes) == ([4, 4, 3], 1.5, {LINK: 3000})
 
 
 def test_slowest_stage_adds_phases_and_directions() -> None:

@@ -35,26 +35,26 @@ from whale_nebula.runtime.step.measurements import (
     Medians,
     Speeds,
     SpeedSampler,
-    changes,
     compute_paces,
+    compute_slowness,
+    describe_order_changes,
     improve_orders,
     is_sampled,
     parse_speeds,
-    replicas,
-    slowness,
+    report_replicas,
 )
 from whale_nebula.runtime.step.peers import WorkerPeers
 from whale_nebula.runtime.step.rollback import Guard
 
 PeerReport = Mapping[str, Any]
-"""The report of a process on its last step."""
+"""The report of a process on its last step, which it sends with the announcement of the next one."""
 _MAX_ENTRIES = 1000  # the maximum number of stages or links in a peer's report
 
 
 def pack_report(
     stages: Mapping[str, StageReport], links: Mapping[str, LinkReport], workers: Mapping[str, WorkerReport]
 ) -> PeerReport:
-    """A step of this process, as plain lists.
+    """The report of a step of this process, as plain lists.
 
     >>> stages = {"gpu": StageReport(0.25, 0.5, cluster="gpu", in_flight=2)}
     >>> pack_report(stages, {"gpu->npu": LinkReport(8, 10, 8, 1, 0.5)}, {"gpu/0": WorkerReport(4, 9)})["workers"]
@@ -124,6 +124,7 @@ def _read_int(value: Any) -> int:
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 _CAUSE_SECONDS = 1.0
+"""The longest wait for the comparison of announcements, which may be the cause of a stage's failure."""
 
 Announcements = Future[Mapping[str, Mapping[str, Any]]]
 """The announcements of a step by every peer, once all of them match."""
@@ -133,10 +134,11 @@ Announcements = Future[Mapping[str, Mapping[str, Any]]]
 class DistributedStep(ActorStep):
     """The runner of one program's steps together with the other workers, which are its hosts.
 
-    `readers` are the workers that read each input that not all processes have: its checksum is sent only to them. With
-    `has_fixed_shares`, shares do not change during the run: the input pipeline reads only the process's own rows.
-    `settings` are the paths of variables whose values are compared at each step, `all_written` those of the variables
-    that the step writes in any process.
+    `ids` are the names of inputs with sample ids. `readers` are the workers that read each input that not all processes
+    have: its checksum is sent only to them. With `has_fixed_shares`, shares do not change during the run: the input
+    pipeline reads only the process's own rows. `settings` are the paths of variables whose values are compared at each
+    step, `all_written` those of the variables that the step writes in any process. Without `includes_all_processes`,
+    those of other clusters train their own copies. `version` counts the versions of the plan, which differ in shares.
     """
 
     takes_partial_inputs = True
@@ -145,7 +147,7 @@ class DistributedStep(ActorStep):
     ids: frozenset[str] = frozenset()
     readers: Mapping[str, frozenset[str]] = field(default_factory=dict)
     collectives: Collectives | None = None
-    leaves: bool = True
+    includes_all_processes: bool = True
     shards: Shards | None = None
     settings: Sequence[str] = ()
     all_written: Collection[str] = ()
@@ -209,9 +211,9 @@ class DistributedStep(ActorStep):
     def _prepare_variables(self) -> None:
         """Prepare the variables if a program has changed their holders since the last step, or inside `gather`."""
         ledger = current_run().ledger
-        if ledger.whole:
+        if ledger.gathered:
             ledger.drop_outdated(self.variables[path] for path in self.all_written)
-        if self.leaves and ledger.changes != self._known_changes:
+        if self.includes_all_processes and ledger.changes != self._known_changes:
             ledger.prepare_step(self.variables, self.compiled.cut.variable_workers, self.all_written)
             self._known_changes = ledger.changes
 
@@ -228,7 +230,10 @@ class DistributedStep(ActorStep):
         medians = {what: round(seconds, 6) for what, seconds in seen.items()}
         clocks, before = self._start_clocks(), self._read_totals()
         self.is_sampled = self.samples_speeds and is_sampled(self.steps)
-        departure_word, speeds = exit_agreement.announcement if self.leaves else None, dict(self.speed_sampler.seconds)
+        departure_word, speeds = (
+            exit_agreement.announcement if self.includes_all_processes else None,
+            dict(self.speed_sampler.seconds),
+        )
         announcements = self._announce(inputs, counts, medians, departure_word)
         batch = divide_batch(program.leaves, inputs.tensors, counts).fill_rows()
         step = self._make_step(batch, rows, clocks, announcements)
@@ -247,7 +252,7 @@ class DistributedStep(ActorStep):
         )
         self.pace = _merge_medians(announcements, medians)
         self._receive_checkpoints(announcements.result())
-        known = replicas(self.compiled.cut, self.replica_speeds, len(counts))
+        known = report_replicas(self.compiled.cut, self.replica_speeds, len(counts))
         self._adapt_shares(
             {self.session.worker: {"speeds": speeds, "stays": self.has_fixed_shares}, **announcements.result()}
         )
@@ -271,16 +276,16 @@ class DistributedStep(ActorStep):
         cut, seconds = self.compiled.cut, parse_speeds(self.compiled.cut, sheets)
         if seconds == self.replica_speeds:
             return
-        self.replica_speeds, self.measured.slowness = seconds, slowness(seconds, cut)
+        self.replica_speeds, self.measured.slowness = seconds, compute_slowness(seconds, cut)
         orders = improve_orders(cut, seconds)
         has_fixed_shares = any(sheet.get("stays") for sheet in sheets.values())
         if orders != cut.orders and not has_fixed_shares:
             self._apply_plan(replace(cut, orders=orders))
 
     def _apply_plan(self, cut: Cut) -> None:
-        """Continue with a new version of the plan, in which replicas have other shares."""
+        """Continue with a new version of the plan, in which replicas take other micro-batches."""
         self.version += 1
-        text = "; ".join(changes(self.compiled.cut, cut))
+        text = "; ".join(describe_order_changes(self.compiled.cut, cut))
         self.plan_notes = (f"plan version {self.version}, from step {self.steps + 1} on: {text}",)
         _LOG.info("%s: %r continues with %s", self.session.worker, self.name, self.plan_notes[0])
         self.compiled.cut = cut
@@ -306,8 +311,8 @@ class DistributedStep(ActorStep):
     def _announce(
         self, inputs: StepInputs, counts: Sequence[int], medians: Medians, departure_word: str | None
     ) -> Announcements:
-        """Announce the step, and verify concurrently that all processes run the same one. Each also reports its pace,
-        which predictions need for all stages, its last step, and whether it has to leave.
+        """Announce the step, and verify concurrently that all processes run the same one. Each also reports the medians
+        of its measurements, the speeds of its replicas, its last step, and whether it has to leave (`departure_word`).
         """
         leaves = self.compiled.cut.program.leaves
         peers = self.session.links.keys()
@@ -343,8 +348,8 @@ class DistributedStep(ActorStep):
             self._make_estimate(batch.rows, self.pace), is_local=lambda host: False, clocks=clocks.stages,
         )  # fmt: skip
         guard = Guard(
-            self.variables, self.written_paths, alone=False, locations=self.compiled.locations, own=self.held_paths,
-            updates=cut.updates,
+            self.variables, self.written_paths, alone=False, locations=self.compiled.locations,
+            held_paths=self.held_paths, updates=cut.updates,
         )  # fmt: skip
         peers = WorkerPeers(
             self.compiled, session.links, self.program, self.steps, session.patience, self.receive_pool, self.variables,
@@ -364,7 +369,7 @@ class DistributedStep(ActorStep):
             self._send_failure(failure)
 
     def _is_skipped(self, step: RunningStep, phase: int) -> bool:
-        """Whether any process votes to skip the step; votes are only exchanged if a boundary requests it."""
+        """Whether any process votes to skip the step. Collective, but only if a boundary may skip steps."""
         if not self.channels.may_skip:
             return False
         tally = step.link_exchange.tally
@@ -373,7 +378,7 @@ class DistributedStep(ActorStep):
         return bool(reasons)
 
     def _handle_failure(self, step: RunningStep, failure: BaseException) -> BaseException:
-        """The cause of a stage's failure: a disagreement between processes, if there is one. All are notified."""
+        """The cause of a stage's failure: a disagreement between processes, if there is one. Notifies all of them."""
         cause = None
         with contextlib.suppress(TimeoutError):
             cause = None if step.announcements is None else step.announcements.exception(_CAUSE_SECONDS)
@@ -391,7 +396,7 @@ class DistributedStep(ActorStep):
 
 
 def _merge_medians(announcements: Announcements, own: Medians) -> Medians:
-    """The pace of all stages as reported by their processes; for a stage in several processes, that of the slowest."""
+    """The medians of all processes; of a name that several have measured, the largest."""
     found = dict(own)
     for sheet in announcements.result().values():
         for what, seconds in sheet.get("pace", {}).items():
@@ -400,7 +405,7 @@ def _merge_medians(announcements: Announcements, own: Medians) -> Medians:
 
 
 def _add_replicas(stages: Mapping[str, StageReport], known: Mapping[str, StageReport]) -> dict[str, StageReport]:
-    """Merge reports on stages over all of their replicas."""
+    """The reports of stages with those of all of their replicas, where these are `known`."""
     merged = {n: known.get(n, each) for n, each in stages.items()}
     return {n: replace(each, replicas=merged[n].replicas, copies=merged[n].copies) for n, each in stages.items()}
 
@@ -408,7 +413,9 @@ def _add_replicas(stages: Mapping[str, StageReport], known: Mapping[str, StageRe
 def _merge_remote_reports(
     elsewhere: RemoteMeasurements, own: Mapping[str, StageReport], known: Mapping[str, StageReport]
 ) -> RemoteMeasurements:
-    """Add the reports of other processes, and for remote stages those of their replicas."""
+    """The reports of other processes, with those of all replicas of their stages, where these are `known`; `own` are
+    the stages of this process.
+    """
     far = {name: each for name, each in known.items() if name not in own}
     return (
         replace(elsewhere, stages={**elsewhere.stages, **_add_replicas({**far, **elsewhere.stages}, far)})

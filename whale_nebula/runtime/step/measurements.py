@@ -48,11 +48,11 @@ _FIRST_INFIX = ".first."
 
 @dataclass
 class StageMeasurements:
-    """Median seconds of each stage's forward and backward of a micro-batch over the last steps, and estimates of the
-    latency between stages from the first micro-batch of each step.
+    """Measured seconds of the last steps, by the names of `Medians`: of each stage's pieces for a micro-batch, and of
+    the first micro-batch of each step.
 
-    `hosts` are those of stages, as named by links; `slowness` has, for stages whose replicas are not equally
-    fast, the computing time of each relative to the measured one.
+    `hosts` are those of stages, as named by links; with `paced`, predictions have in-flight limits by the actual pace.
+    `slowness` has, for stages whose replicas are not equally fast, the computing time of each relative to the slowest.
     """
 
     cut: Cut
@@ -97,7 +97,7 @@ class StageMeasurements:
         self.seconds = {what: kept for what, kept in self.seconds.items() if _FIRST_INFIX not in what}
 
     def medians(self) -> Medians:
-        """The medians measured here; empty before the second step."""
+        """The medians of this process's measurements; empty before the second step."""
         return {what: median(kept) for what, kept in self.seconds.items()}
 
     def basis(self, counts: Sequence[int], medians: Medians) -> Basis | None:
@@ -125,8 +125,8 @@ class StageMeasurements:
         )
 
     def phases(self, rows: int, medians: Medians) -> tuple[PhaseBasis, ...]:
-        """Each phase for a micro-batch of `rows` rows; empty before all were measured. Crossings with a size known only
-        in a step are omitted.
+        """The simulator's input for each phase, for a micro-batch of `rows` rows; empty before all were measured.
+        Crossings with a size known only in a step are omitted.
         """
         phases = [self._make_phase(phase, rows, medians) for phase in self.cut.phases]
         known = tuple(phase for phase in phases if phase is not None)
@@ -181,8 +181,8 @@ def _list_pieces(spans: Iterable[Span]) -> Iterator[tuple[int, str, float]]:
 
 
 def _measure_first(spans: Sequence[Span]) -> Iterator[tuple[int, str, float]]:
-    """How long a stage kept the first micro-batch, and how long it was away, by phase. Deferred gradients of weights
-    are not included.
+    """Phase, "kept" or "away", and seconds: how long a stage kept the first micro-batch, and how long that was away.
+    Deferred gradients of weights are not included.
     """
     by_phase: defaultdict[int, list[Span]] = defaultdict(list)
     for span in spans:
@@ -240,11 +240,11 @@ MAX_PAUSE = 0.5e-3
 
 @dataclass
 class LineRates:
-    """Bytes that the local links have transferred in the last steps, and the seconds for which they were occupied, by
-    name. On emulated links these are `exact`. On a real link, a rate is measured only from many bytes that were written
-    without a pause, in one message or in several that waited for each other: these waited for bytes to be sent, not for
-    a delay. The last measurement is kept until the next one. Because some bytes only fill buffers, the configured rate
-    is used if it is lower, or if nothing was measured.
+    """Rates of the links `names` in the last steps: bytes that they have transferred, and the seconds for which they
+    were occupied. `lines` are the configured ones. On emulated links these are `exact`. On a real link, a rate is
+    measured only from many bytes that were written without a pause, in one message or in several that waited for each
+    other: these waited for bytes to be sent, not for a delay. The last measurement is kept until the next one. Because
+    some bytes only fill buffers, the configured rate is used if it is lower, or if nothing was measured.
 
     >>> seen = LineRates(("gpu->npu",), Links(), exact=True)
     >>> seen.add([Span("gpu->npu", "forward 0", 0.0, 0.5, 0, 0, 3_000_000)])
@@ -281,7 +281,7 @@ class LineRates:
         )
 
     def _find_rate(self, name: str) -> float | None:
-        """Bytes a second; None if unknown, or if the link is as fast as memory."""
+        """Bytes a second; None if the rate is neither measured nor configured."""
         total = _add_spans(self._recent.get(name, ()))
         written = (total.bytes or 0) / total.end if total.end else None
         if written is not None and self.exact:
@@ -371,23 +371,23 @@ def is_sampled(steps: int) -> bool:
 
 @dataclass
 class SpeedSampler:
-    """Measurement of the speeds of this process's replicas; `seconds` are those of a micro-batch in the last complete
-    measurement, by stage.
+    """Measurement of the speeds of this process's replicas; `seconds` are those for a micro-batch in the last complete
+    measurement, by the number of the stage as text.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
-    _sample_counts: defaultdict[tuple[int, int, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+    _samples: defaultdict[tuple[int, int, str], list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, steps: int, clocks: Clocks) -> None:
         """Record a step by its number."""
         if steps % SAMPLE_EVERY == 0:
-            self._sample_counts.clear()
+            self._samples.clear()
         elif is_sampled(steps):
             for key, took in _list_sampled_pieces(clocks):
-                self._sample_counts[key].append(took)
+                self._samples[key].append(took)
         if steps % SAMPLE_EVERY == _SAMPLE_STEPS:
             found: defaultdict[int, float] = defaultdict(float)
-            for (stage, _, _), many in self._sample_counts.items():  # the total for a micro-batch over all phases
+            for (stage, _, _), many in self._samples.items():  # the total for a micro-batch over all phases
                 found[stage] += median(many)
             self.seconds = {str(stage): round(took, 6) for stage, took in sorted(found.items())}
 
@@ -448,8 +448,8 @@ def _compute_speeds(cut: Cut, seconds: Speeds, stage: int) -> list[float]:
     return [1.0 / (seconds[stage][host] * hosts.count(host)) for host in hosts]
 
 
-def changes(before: Cut, after: Cut) -> Iterator[str]:
-    """A description of changed orders."""
+def describe_order_changes(before: Cut, after: Cut) -> Iterator[str]:
+    """A text for each stage whose replicas take other numbers of micro-batches."""
     count = before.program.pipeline.micro_batch
     for number, stage in enumerate(before.program.stages):
         was, now = (count_turns(_find_order(cut, number), stage.replicas, count) for cut in (before, after))
@@ -462,7 +462,7 @@ def _find_order(cut: Cut, stage: int) -> Order:
     return cut.orders[stage] if cut.orders else ()
 
 
-def slowness(seconds: Speeds, cut: Cut) -> dict[int, tuple[float, ...]]:
+def compute_slowness(seconds: Speeds, cut: Cut) -> dict[int, tuple[float, ...]]:
     """The computing time of each replica relative to the slowest."""
     return {
         stage: tuple(own[host] / max(own.values()) for host in cut.routing.hosts[stage])
@@ -470,8 +470,8 @@ def slowness(seconds: Speeds, cut: Cut) -> dict[int, tuple[float, ...]]:
     }
 
 
-def replicas(cut: Cut, seconds: Speeds, count: int) -> dict[str, StageReport]:
-    """The work of stages' replicas in a step with these micro-batches, by the last measurement."""
+def report_replicas(cut: Cut, seconds: Speeds, count: int) -> dict[str, StageReport]:
+    """By stage, the computing seconds of its replicas in a step of `count` micro-batches, by the last measurement."""
     found = {}
     for number, own in seconds.items():
         stage = cut.program.stages[number]
