@@ -249,7 +249,7 @@ READS = {
     "metric": lambda loss: keras.metrics.Mean()(loss),
     "repr": repr,
     "text": str,
-    "copy": copy.deepcopy,
+    "copy": copy.copy,
 }
 
 

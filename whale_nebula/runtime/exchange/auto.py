@@ -116,8 +116,8 @@ class CodecChooser:
         sizes = [self._estimate_sizes(each, estimate.rows, last.get(label)) for label, each in labels.items()]
         rest = max(estimate.carried_bytes.get(link, 0) - own, 0)
         transfer_seconds = [(rest + sum(rung)) / rate for rung in zip(*sizes, strict=True)]
-        now = max(self.states.find_state(each.key).rung for each in shared)
-        rung = find_mildest(transfer_seconds, compute_seconds, now)
+        current_rung = max(self.states.find_state(each.key).rung for each in shared)
+        rung = find_mildest(transfer_seconds, compute_seconds, current_rung)
         return Choice(rung, transfer_seconds[rung], compute_seconds)
 
     def _estimate_sizes(self, direction: Direction, rows: Sequence[int], last: BoundaryReport | None) -> list[float]:
@@ -149,16 +149,16 @@ def _note_unmeasured(direction: Direction, estimate: StepEstimate, tally: Tally)
             tally.add(direction.label, BoundaryReport(notes=(note,)))
 
 
-def find_mildest(transfer_seconds: Sequence[float], compute_seconds: float, now: int) -> int:
+def find_mildest(transfer_seconds: Sequence[float], compute_seconds: float, current_rung: int) -> int:
     """The least lossy rung whose transfer time is hidden by computation, otherwise the last one.
 
-    >>> find_mildest([4.0, 2.0, 1.0, 0.5], 1.1, now=0), find_mildest([9.0, 5.0, 3.0, 2.0], 1.1, now=0)
+    >>> find_mildest([4.0, 2.0, 1.0, 0.5], 1.1, current_rung=0), find_mildest([9.0, 5.0, 3.0, 2.0], 1.1, current_rung=0)
     (2, 3)
-    >>> find_mildest([4.0, 2.0, 1.0, 0.5], 1.1, now=3), find_mildest([4.0, 2.0, 1.0, 0.5], 1.3, now=3)
+    >>> find_mildest([4.0, 2.0, 1.0, 0.5], 1.1, current_rung=3), find_mildest([4.0, 2.0, 1.0, 0.5], 1.3, current_rung=3)
     (3, 2)
     """
     for rung, seconds in enumerate(transfer_seconds):
-        if seconds <= compute_seconds * (MILDER_SHARE if rung < now else 1.0):
+        if seconds <= compute_seconds * (MILDER_SHARE if rung < current_rung else 1.0):
             return rung
     return len(transfer_seconds) - 1
 

@@ -163,11 +163,11 @@ class Collectives:
 
     def _watch(self, doing: str, done: threading.Event) -> None:
         """Abort a sum that other members will not reach. A member that exited normally has sent all its parts."""
-        until, glances = time.monotonic() + self.patience, 0
+        until, lost_polls = time.monotonic() + self.patience, 0
         while not done.wait(_POLL_SECONDS):
             lost = self.find_lost()
-            glances = glances + 1 if lost is not None else 0
-            if glances < _LOST_POLLS and time.monotonic() < until:
+            lost_polls = lost_polls + 1 if lost is not None else 0
+            if lost_polls < _LOST_POLLS and time.monotonic() < until:
                 continue
             if not done.is_set():
                 self.abort(lost or self._late_error(doing))
@@ -372,17 +372,17 @@ def _check_tensors(tensors: Sequence[tf.Tensor]) -> None:
             )
 
 
-def make_groups(cut: Cut, own: str, collectives: Collectives | None, name: str) -> dict[int, Group]:
-    """By stage, the group of the workers of its replicas, if worker `own` is one of them. `name` must be unique."""
+def make_groups(cut: Cut, worker: str, collectives: Collectives | None, name: str) -> dict[int, Group]:
+    """By stage, the group of the workers of its replicas, if `worker` is one of them. `name` must be unique."""
     if collectives is None:
         return {}
-    cluster = next(worker.cluster for worker in cut.workers if worker.name == own)
-    tasks = sorted(worker.name for worker in cut.workers if worker.cluster == cluster)
-    hosts = {stage: cut.routings[own].hosts_of(stage) for stage in sorted(cut.routing.replicated)}
+    cluster = next(each.cluster for each in cut.workers if each.name == worker)
+    tasks = sorted(each.name for each in cut.workers if each.cluster == cluster)
+    hosts = {stage: cut.routings[worker].hosts_of(stage) for stage in sorted(cut.routing.replicated)}
     return {
-        stage: collectives.group([tasks.index(host) for host in each], f"{name} stage {stage}")
-        for stage, each in hosts.items()
-        if own in each
+        stage: collectives.group([tasks.index(host) for host in members], f"{name} stage {stage}")
+        for stage, members in hosts.items()
+        if worker in members
     }
 
 

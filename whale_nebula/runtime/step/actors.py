@@ -328,9 +328,10 @@ class ActorStep(Runner):
             if not run.turns:
                 run.join_forward_sums(phase)
         except BaseException as failure:
+            now = time.monotonic()  # earlier than the failures that the notification of others causes
             cause = self._handle_failure(step, failure)
             if not hasattr(cause, "nebula_when"):
-                cause.nebula_when = time.monotonic()  # type: ignore[attr-defined]
+                cause.nebula_when = now  # type: ignore[attr-defined]
             step.link_exchange.abort(cause)
             if turnstile is not None:
                 turnstile.abort()

@@ -252,15 +252,17 @@ class DistributedStep(ActorStep):
         )
         self.pace = _merge_medians(announcements, medians)
         self._receive_checkpoints(announcements.result())
-        known = report_replicas(self.compiled.cut, self.replica_speeds, len(counts))
+        replica_reports = report_replicas(self.compiled.cut, self.replica_speeds, len(counts))
         self._adapt_shares(
             {self.session.worker: {"speeds": speeds, "stays": self.has_fixed_shares}, **announcements.result()}
         )
         outcome = self._make_outcome(step, results, seconds, links, self.pace)
         return replace(
             outcome,
-            stages=_add_replicas(outcome.stages, known),
-            elsewhere=_merge_remote_reports(parse_reports(announcements.result().values()), outcome.stages, known),
+            stages=_add_replicas(outcome.stages, replica_reports),
+            elsewhere=_merge_remote_reports(
+                parse_reports(announcements.result().values()), outcome.stages, replica_reports
+            ),
             notes=self.plan_notes,
         )
 
@@ -404,21 +406,17 @@ def _merge_medians(announcements: Announcements, own: Medians) -> Medians:
     return found
 
 
-def _add_replicas(stages: Mapping[str, StageReport], known: Mapping[str, StageReport]) -> dict[str, StageReport]:
-    """The reports of stages with those of all of their replicas, where these are `known`."""
-    merged = {n: known.get(n, each) for n, each in stages.items()}
-    return {n: replace(each, replicas=merged[n].replicas, copies=merged[n].copies) for n, each in stages.items()}
+def _add_replicas(
+    stages: Mapping[str, StageReport], replica_reports: Mapping[str, StageReport]
+) -> dict[str, StageReport]:
+    """The reports of stages, with those of all of their replicas where these are known."""
+    known = {name: replica_reports.get(name, each) for name, each in stages.items()}
+    return {n: replace(each, replicas=known[n].replicas, copies=known[n].copies) for n, each in stages.items()}
 
 
 def _merge_remote_reports(
-    elsewhere: RemoteMeasurements, own: Mapping[str, StageReport], known: Mapping[str, StageReport]
+    elsewhere: RemoteMeasurements, own: Mapping[str, StageReport], replica_reports: Mapping[str, StageReport]
 ) -> RemoteMeasurements:
-    """The reports of other processes, with those of all replicas of their stages, where these are `known`; `own` are
-    the stages of this process.
-    """
-    far = {name: each for name, each in known.items() if name not in own}
-    return (
-        replace(elsewhere, stages={**elsewhere.stages, **_add_replicas({**far, **elsewhere.stages}, far)})
-        if far
-        else elsewhere
-    )
+    """The reports of other processes, with those of all replicas of stages that this one (`own`) does not run."""
+    remote = {name: each for name, each in replica_reports.items() if name not in own}
+    return replace(elsewhere, stages=_add_replicas({**remote, **elsewhere.stages}, remote))

@@ -544,9 +544,9 @@ def _move_variables(captured: Captured, cut: Cut, run: Run, name: str) -> None:
     decision, ledger = captured.decision, run.ledger
     if decision is None or decision.replaces is None or ledger.last_decision is decision:
         return
-    rest = decision.program == name
-    ledger.move(captured.variables, cut.variable_workers, rest=rest)
-    ledger.last_decision = decision if rest else ledger.last_decision
+    exactly = decision.program == name
+    ledger.move(captured.variables, cut.variable_workers, exactly=exactly)
+    ledger.last_decision = decision if exactly else ledger.last_decision
 
 
 def forget_states(captured: Captured, run: Run) -> None:

@@ -122,7 +122,7 @@ class Guard:
         self._continuation = "go on" if alone else "start all workers again"
         self._locations = locations or OpLocations()
         self._saved = [(variables[path], variables[path].read_value()) for path in written if path in variables]
-        self._held = [variables[path] for path in variables if held_paths is None or path in held_paths]
+        self._variables, self._held_paths = variables, held_paths
 
     @property
     def has_begun(self) -> bool:
@@ -137,7 +137,8 @@ class Guard:
         """The function that runs an update and, if the step is skipped, rolls it back with the forward's writes."""
 
         def run() -> None:
-            with roll_back(self._held):
+            held = self._variables.keys() if self._held_paths is None else self._held_paths
+            with roll_back([self._variables[path] for path in held]):
                 update()
             self.restore()
 

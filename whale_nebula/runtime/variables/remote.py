@@ -102,20 +102,20 @@ class Ledger:
         self,
         variables: Mapping[str, Any],
         holders_by_path: Mapping[str, Sequence[str]],
-        copied: Sequence[str] = (),
-        parted: Mapping[str, Layout] | None = None,
+        copy_workers: Sequence[str] = (),
+        piece_layouts: Mapping[str, Layout] | None = None,
     ) -> None:
         """Register the variables of a program that no earlier one has registered: those of several workers start from
         the value of the first, those that this worker does not hold are emptied. Collective.
 
-        The workers of `copied` hold variables of their own as well, independent of others. Variables in `parted`, which
-        has their layouts, are not sent here: see `distribute_pieces`.
+        The workers in `copy_workers` hold variables of their own as well, independent of others. Variables in
+        `piece_layouts`, which has their layouts, are not sent here: see `distribute_pieces`.
         """
-        new, parted = self._select_new(variables, holders_by_path), parted or {}
-        self._share([entry for entry in new if len(entry.holders) > 1 and entry.path not in parted])
+        new, piece_layouts = self._select_new(variables, holders_by_path), piece_layouts or {}
+        self._share([entry for entry in new if len(entry.holders) > 1 and entry.path not in piece_layouts])
         for entry in new:
-            entry.holders = tuple(dict.fromkeys([*entry.holders, *copied]))
-            entry.layout, entry.copied = parted.get(entry.path, WHOLE_LAYOUT), bool(copied)
+            entry.holders = tuple(dict.fromkeys([*entry.holders, *copy_workers]))
+            entry.layout, entry.copied = piece_layouts.get(entry.path, WHOLE_LAYOUT), bool(copy_workers)
             self.variables[id(entry.variable)] = entry
             if self.session.worker not in entry.holders:
                 empty_variable(entry)
@@ -138,7 +138,7 @@ class Ledger:
         lacking = {path for path, entry in found.items() if set(holders_by_path[path]) - set(entry.holders)}
         if lacking:
             also = {path: tuple(dict.fromkeys((*found[path].holders, *holders_by_path[path]))) for path in lacking}
-            self.move(variables, also, rest=False)
+            self.move(variables, also, exactly=False)
         for path in found.keys() & written:
             entry, holders = found[path], tuple(holders_by_path[path])
             if set(entry.holders) - set(holders):
@@ -163,24 +163,26 @@ class Ledger:
         self,
         variables: Mapping[str, Any],
         holders_by_path: Mapping[str, Sequence[str]],
-        parted: Mapping[str, Sequence[int] | None] | None = None,
+        piece_shapes: Mapping[str, Sequence[int] | None] | None = None,
     ) -> None:
         """Admit the values that `register_program` and `distribute_pieces` will receive. Called before the agreement on
-        a program, because others send them immediately after it. For a `parted` variable a shard of that shape is
-        admitted, or nothing.
+        a program, because others send them immediately after it. For a variable in `piece_shapes` a piece of that shape
+        is admitted; nothing if it is None.
         """
-        parted, here, new = parted or {}, self.session.worker, self._select_new(variables, holders_by_path)
-        shared = [entry for entry in new if len(entry.holders) > 1 and entry.path not in parted]
+        piece_shapes, here, new = piece_shapes or {}, self.session.worker, self._select_new(variables, holders_by_path)
+        shared = [entry for entry in new if len(entry.holders) > 1 and entry.path not in piece_shapes]
         self._admit(
             self.exchanges + 1, [(slot, entry) for slot, entry in enumerate(shared) if here in entry.holders[1:]]
         )
-        pieces = [entry for entry in new if parted.get(entry.path) is not None]
+        pieces = [entry for entry in new if piece_shapes.get(entry.path) is not None]
         own_slots = [(slot, entry) for slot, entry in enumerate(pieces) if here in entry.holders[1:]]
-        self._admit(self.exchanges + 2, own_slots, {entry.path: parted[entry.path] or () for entry in pieces})
+        self._admit(self.exchanges + 2, own_slots, {entry.path: piece_shapes[entry.path] or () for entry in pieces})
 
-    def move(self, variables: Mapping[str, Any], holders_by_path: Mapping[str, Sequence[str]], *, rest: bool) -> None:
+    def move(
+        self, variables: Mapping[str, Any], holders_by_path: Mapping[str, Sequence[str]], *, exactly: bool
+    ) -> None:
         """Move variables to other holders, one after the other, and free those that are no longer held here.
-        Collective. Without `rest`, a variable stays with its present holders if all of the new ones are among them.
+        Collective. Without `exactly`, a variable stays with its present holders if all of the new ones are among them.
         """
         known = (
             (entry, tuple(holders_by_path[path]))
@@ -190,7 +192,7 @@ class Ledger:
         moving = [
             (entry, to)
             for entry, to in known
-            if set(to) - set(entry.holders) or (rest and set(to) != set(entry.holders))
+            if set(to) - set(entry.holders) or (exactly and set(to) != set(entry.holders))
         ]
         self.exchanges += 1
         here = self.session.worker
@@ -510,6 +512,7 @@ def _guard_write(variable: Any, name: str, plain: Any, /, *args: Any, **kwargs: 
 
 
 Plain = Callable[..., Any]
+"""A method as it was before it was replaced."""
 WEIGHTS_SUFFIX = ".weights.h5"
 _ABOUT = "whale_nebula"
 
