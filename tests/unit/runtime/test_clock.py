@@ -145,10 +145,10 @@ def run_step(middle_stage: Any, jit: bool = True, links: str | None = None) -> E
 
 def list_compiled_fragments(made: Engine) -> set[str]:
     """The kinds of fragments that XLA compiles, with their stages."""
-    bound = made.runner.compiled._bound_functions.items()
+    bound = made.runner.compiled._bound_functions.values()
     return {
-        f"{fragment.kind} {fragment.stage}"
-        for fragment, piece in bound
+        f"{piece.fragment.kind} {piece.fragment.stage}"
+        for piece in bound
         if "_XlaMustCompile" in piece.function.concrete.function_def.attr
     }
 

@@ -290,7 +290,7 @@ class Compiled:
     worker: str
     builder: FunctionBuilder
     is_outside_trace: bool = False
-    _bound_functions: dict[Fragment, BoundFunction] = field(default_factory=dict)
+    _bound_functions: dict[int, BoundFunction] = field(default_factory=dict)  # by identity: a fragment's hash is slow
 
     @cached_property
     def stages(self) -> tuple[int, ...]:
@@ -371,13 +371,13 @@ class Compiled:
     def _bind_fragment(self, fragment: Fragment | None) -> BoundFunction | None:
         if fragment is None:
             return None
-        if fragment not in self._bound_functions:
+        if id(fragment) not in self._bound_functions:
             feeds = tuple(self._find_feed(fragment, value) for value in fragment.feeds)
             function, parts = self.builder.build(fragment, self._find_handed_over(fragment)), self._list_parts(fragment)
             values = frozenset(value for _, part in parts for value in part.values)
             summed_only = values - self.gradient_shares - self.deferred_inputs
-            self._bound_functions[fragment] = BoundFunction(function, feeds, parts, summed_only)
-        return self._bound_functions[fragment]
+            self._bound_functions[id(fragment)] = BoundFunction(function, feeds, parts, summed_only)
+        return self._bound_functions[id(fragment)]
 
     def _list_parts(self, fragment: Fragment) -> tuple[tuple[int, GradientPart], ...]:
         """The gradients of variables that a micro-batch's fragment computes completely."""

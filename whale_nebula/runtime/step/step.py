@@ -188,8 +188,8 @@ class Step:
     """Calls of `fn`, run with a plan, with one engine for each signature of the arguments and each set of enclosing
     scopes. A step that `widens` has one engine for all signatures that differ only in sizes, from the second one on.
     `steps` counts the steps of all engines, including those of replaced plans. `trains`: it is Keras's own train step
-    of a model. `paths` returns the names of variables by the id of their handles, `metrics` those of metrics'
-    variables, and `owned_variables` all variables of the model that it trains, by name, whether or not it reads them.
+    of a model. `paths` returns the names of variables and `metrics` the metrics that some belong to, by the id of their
+    handle; `owned_variables` returns all variables of the model that it trains, by name, whether or not it reads them.
     """
 
     fn: Callable[..., Any]
