@@ -25,6 +25,18 @@ def make_spans(words: str, phase: int = 0) -> list[Span]:
     return [Span("s", f"{kinds[w[0]]} {w[1:]}", 0.0, 0.0, int(w[1:]), phase) for w in words.split()]
 
 
+def test_overlapping_messages_occupy_a_line_once() -> None:
+    times = [
+        ("gpu->npu", 3.0, 4.0),
+        ("gpu->npu", 1.0, 2.0),
+        ("gpu->npu", 1.5, 2.5),
+        ("gpu->npu", 1.6, 1.7),
+        ("x", 0.0, 1.0),
+    ]
+    clock = LineClock(0, 0, 0.0, [Span(lane, "forward 0", start, end) for lane, start, end in times])
+    assert clock.seconds() == pytest.approx({"gpu->npu": 2.5, "x": 1.0})
+
+
 def test_bytes_of_a_link_are_added_over_the_workers_of_a_cluster() -> None:
     others = RemoteMeasurements(links={"gpu->npu": LinkReport(bytes=20), "npu->gpu": LinkReport(bytes=3)})
     outcome = StepOutcome([], 1.0, (1,), links={"gpu->npu": LinkReport(bytes=100)}, elsewhere=others)

@@ -277,6 +277,12 @@ def test_pause_between_messages_does_not_count_as_transfer_time() -> None:
     assert rate(seen) == pytest.approx(MIN_MEASURED_BYTES / 4 / 0.1)
 
 
+def test_overlapping_messages_to_two_workers_share_the_rate_of_the_line() -> None:
+    seen = LineRates((LINK,), parse_links(None))
+    seen.add([*make_spans(1, LARGE_MESSAGE, 8.0), *make_spans(1, LARGE_MESSAGE, 1.0, start=3.0)])
+    assert rate(seen) == pytest.approx(2 * LARGE_MESSAGE / 8.0)
+
+
 def test_unseen_links_carried_bytes_without_a_measured_rate() -> None:
     seen = LineRates((LINK, "npu->gpu"), parse_links(None))
     assert not seen.make_estimate([1], {}, []).unmeasured

@@ -200,10 +200,12 @@ class LineClock:
             self.spans.append(span)
 
     def seconds(self) -> Mapping[str, float]:
-        """Seconds for which the messages have occupied each line."""
+        """Seconds for which messages have occupied each line; those to different workers may overlap."""
         found: defaultdict[str, float] = defaultdict(float)
-        for span in self.spans:
-            found[span.lane] += span.end - span.start
+        ends: defaultdict[str, float] = defaultdict(float)
+        for span in sorted(self.spans, key=lambda each: each.start):
+            found[span.lane] += max(0.0, span.end - max(span.start, ends[span.lane]))
+            ends[span.lane] = max(ends[span.lane], span.end)
         return found
 
 

@@ -291,20 +291,22 @@ class LineRates:
 
 
 def _group_messages(spans: Sequence[Span]) -> Iterator[list[Span]]:
-    """Groups of messages of a link that were written without a pause."""
+    """Groups of messages of a line that were written without a pause; those to different workers may overlap."""
     run: list[Span] = []
+    end = 0.0
     for span in sorted(spans, key=lambda each: each.start):
-        if run and span.start - run[-1].end > MAX_PAUSE:
+        if run and span.start - end > MAX_PAUSE:
             yield run
             run = []
         run.append(span)
+        end = max(end, span.end)
     if run:
         yield run
 
 
 def _join_spans(run: Sequence[Span]) -> Span:
     """The span of several messages as one."""
-    return Span("", "", run[0].start, run[-1].end, bytes=sum(span.bytes or 0 for span in run))
+    return Span("", "", run[0].start, max(span.end for span in run), bytes=sum(span.bytes or 0 for span in run))
 
 
 def _add_spans(spans: Iterable[Span]) -> Span:
