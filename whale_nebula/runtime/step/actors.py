@@ -205,16 +205,16 @@ class ActorStep(Runner):
         """Run a step; returns its results."""
         values: dict[Value, Any] = {}
         current_run().step_now.micro_batches = len(step.batch.rows)
-        clock, guard = step.clocks.whole_batch, step.guard
+        once, guard = step.clocks.whole_batch, step.guard
 
         @contextlib.contextmanager
         def run_once(part: str, kind: str, phase: int = 0) -> Iterator[None]:
             """A part that runs once a step, outside micro-batches: time it, and explain its failure."""
-            with guard.explain_phase_failure(part, phase), clock.time_computing(kind, phase=phase):
+            with guard.explain_phase_failure(part, phase), once.time_computing(kind, phase=phase):
                 yield
 
-        whole = WholeBatchRun(self.compiled, step.batch, values, step.peers, clock=clock, lazy=self.lazy)
-        with clock.time_computing("whole batch"):
+        whole = WholeBatchRun(self.compiled, step.batch, values, step.peers, clock=once, lazy=self.lazy)
+        with once.time_computing("whole batch"):
             step.batch = whole.weigh_micro_batches()
         runs = {seat: self._make_stage_run(step, seat, values) for seat in step.clocks.stages}
         with guard.roll_back_on_failure():
