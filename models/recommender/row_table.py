@@ -13,7 +13,7 @@ import numpy as np
 from whale_nebula.errors import CheckpointError, DataError, OptionError, StateError
 from whale_nebula.runtime.checkpoint.objects import SavedState
 from whale_nebula.runtime.run import find_open_run
-from whale_nebula.runtime.variables.attached_memory import Expected
+from whale_nebula.runtime.variables.attached_memory import ExpectedMemory
 
 from .hashing import IdIndex, draw_uniform
 from .row_optimizers import RowOptimizer
@@ -115,7 +115,7 @@ class RowTable:
         """The bytes that are reserved for rows; pages without a written row take no memory."""
         return sum(each.reserved_bytes for each in (self._values, self._ids, self._counts, self._stamps))
 
-    def expect_bytes(self) -> Expected:
+    def expect_bytes(self) -> ExpectedMemory:
         """The bytes of the rows that the table is expected to have, on all workers together: `expected_rows`, otherwise
         `most_rows`, otherwise the current number.
         """
@@ -125,7 +125,7 @@ class RowTable:
         elif self.most_rows is not None:
             count, reason = self.most_rows, "from most_rows="
         row_bytes = sum(each.row_bytes for each in (self._values, self._ids, self._counts, self._stamps))
-        return Expected(count * row_bytes + IdIndex.bytes_of(count), f"{count:,} rows {reason}")
+        return ExpectedMemory(count * row_bytes + IdIndex.bytes_of(count), f"{count:,} rows {reason}")
 
     def pull(self, ids: np.ndarray, seen: np.ndarray | None = None, ahead: LookAhead | None = None) -> np.ndarray:
         """The values of distinct ids. With `seen`, the count of each in the batch, ids get rows and are counted.

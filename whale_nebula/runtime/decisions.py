@@ -47,7 +47,7 @@ from whale_nebula.runtime.elastic_plans import build_slowed_problem, plan_resize
 from whale_nebula.runtime.local_sgd.topology import PROGRAMS
 from whale_nebula.runtime.replicas.collective_costs import fit_collectives, time_collectives
 from whale_nebula.runtime.run import Run
-from whale_nebula.runtime.variables.attached_memory import Expected, find_expected_memory
+from whale_nebula.runtime.variables.attached_memory import ExpectedMemory, find_expected_memory
 from whale_nebula.schedule.schedules import DEFAULT
 from whale_nebula.scopes.auto import Limits
 from whale_nebula.scopes.identity import resolve_cluster
@@ -253,7 +253,7 @@ def find_clusters(limits: Limits, constraints: Constraints, run: Run) -> Cluster
     return find_configured(run, chosen or names)
 
 
-def expect_attached_memory(captured: Captured) -> dict[str, Expected]:
+def expect_attached_memory(captured: Captured) -> dict[str, ExpectedMemory]:
     """The memory that objects other than a step's variables are expected to use, by the path of the variable."""
     found = {path: find_expected_memory(variable) for path, variable in captured.variables.items()}
     return {path: each for path, each in found.items() if each is not None}
@@ -266,7 +266,7 @@ class StepKnowledge(NamedTuple):
 
     rows: int
     shapes: Sequence[Sequence[int] | None] = ()
-    attached_memory: Mapping[str, Expected] = {}
+    attached_memory: Mapping[str, ExpectedMemory] = {}
 
     def merge(self, other: StepKnowledge) -> StepKnowledge:
         """The merged knowledge of two processes: the larger value if both have one."""
@@ -279,7 +279,7 @@ class StepKnowledge(NamedTuple):
     def from_plain(cls, plain: Any) -> StepKnowledge:
         """Parse what another process has sent."""
         rows, shapes, beside = plain
-        known = {str(path): Expected(float(count), str(text)) for path, (count, text) in beside.items()}
+        known = {str(path): ExpectedMemory(float(count), str(text)) for path, (count, text) in beside.items()}
         return cls(int(rows), [None if each is None else tuple(map(int, each)) for each in shapes], known)
 
 

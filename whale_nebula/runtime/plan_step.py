@@ -201,7 +201,7 @@ def _assemble_plan(
 def _list_links(traffic: Traffic, rows: Sequence[int]) -> dict[str, PlanLink]:
     """The links that this step uses, with sizes by the formula with which links count bytes."""
     found: dict[str, PlanLink] = {}
-    for name, link in plan_link_reports(traffic.cut, traffic.hosts, rows, traffic.exchanged).items():
+    for name, link in plan_link_reports(traffic.cut, traffic.hosts, rows, traffic.exchange_sizes).items():
         line, sent = traffic.lines.between(*name.split("->")), (link.payload_bytes, link.bytes, link.frames)
         found[name] = PlanLink(str(line), *sent, line.rate, line.delay, at_most=name in traffic.at_most)
     return found

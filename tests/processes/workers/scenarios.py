@@ -131,7 +131,7 @@ def keep_weights(folder: str) -> None:
     model = keras.Model(inputs, outputs)
     model.compile(keras.optimizers.Adam(0.01), "mse")
 
-    settle = Ledger.settle
+    settle = Ledger.register_program
 
     def count_slots_and_settle(ledger: Ledger, *rest: Any) -> None:
         """Count slots just before variables of other clusters are emptied: their slots must not exist yet."""
@@ -140,12 +140,12 @@ def keep_weights(folder: str) -> None:
         settle(ledger, *rest)
 
     found: dict[str, int] = {}
-    Ledger.settle = count_slots_and_settle  # type: ignore[method-assign]
+    Ledger.register_program = count_slots_and_settle  # type: ignore[method-assign]
     x, y = np.full((4, WIDTH), 1e-3, "float32"), np.zeros((4, WIDTH), "float32")
     try:
         model.fit(x, y, batch_size=4, verbose=0)
     finally:
-        Ledger.settle = settle  # type: ignore[method-assign]
+        Ledger.register_program = settle  # type: ignore[method-assign]
     report_value("whole", count_bytes(list_variables()))
     report_value("own", count_bytes(select_own(list_variables())))
     report_value("own slots", count_bytes(select_own(model.optimizer.variables)))

@@ -46,7 +46,7 @@ class Pair:
 
     def send(self, x: Any, at: TensorPosition, rows: Any = None, ids: Any = None) -> Any:
         """What crosses for a tensor."""
-        self.payload, self.sent_residue = self.outgoing.send(tf.convert_to_tensor(x), at, self.tally, None, rows, ids)
+        self.payload, self.sent_residue = self.outgoing.encode(tf.convert_to_tensor(x), at, self.tally, None, rows, ids)
         if isinstance(self.payload, Packed):
             check_packed(self.payload)
         return self.payload
@@ -55,7 +55,7 @@ class Pair:
         self, x: Any, step: int = 0, micro_batch: int = 0, rows: Any = None, *, training: bool = True
     ) -> np.ndarray:
         """The tensor as b has it."""
-        made, self.received_residue = self.incoming.take(
+        made, self.received_residue = self.incoming.decode(
             self.send(x, TensorPosition(step, micro_batch, training, self.seed), rows), self.tally
         )
         return made.numpy()
@@ -63,10 +63,10 @@ class Pair:
     def cross_back(self, gradient: Any, step: int = 0, micro_batch: int = 0) -> np.ndarray:
         """The gradient as a has it."""
         at = TensorPosition(step, micro_batch, self.training, self.seed)
-        self.payload, _ = self.outgoing_gradient.send(
+        self.payload, _ = self.outgoing_gradient.encode(
             tf.convert_to_tensor(gradient), at, self.tally, self.received_residue
         )
-        made, _ = self.incoming_gradient.take(self.payload, self.tally, self.sent_residue)
+        made, _ = self.incoming_gradient.decode(self.payload, self.tally, self.sent_residue)
         return made.numpy()
 
     def measure(self, x: Any, rows: Any = None, gradient: Any = None) -> tuple[BoundaryReport, np.ndarray]:

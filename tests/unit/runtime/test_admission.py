@@ -12,7 +12,7 @@ from tests.unit.passes.programs import assign_worker_per_stage, compile_text
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.feed.checks import MissingInput
 from whale_nebula.ir.program import Leaf
-from whale_nebula.runtime.exchange.admission import ANY_SIZE, Admission, count_known_rows, slots
+from whale_nebula.runtime.exchange.admission import ANY_SIZE, Admission, count_known_rows, list_slots
 from whale_nebula.spec import Spec
 from whale_nebula.transport.protocol import Key
 from whale_nebula.wire.buffers import Bound
@@ -126,7 +126,7 @@ def test_variable_values_are_admitted_until_received() -> None:
 @pytest.mark.parametrize("name", [*EXAMPLES, "norm"])
 def test_every_planned_exchange_has_a_slot(name: str) -> None:
     plan = compile_text(EXAMPLES.get(name, TWO_STAGES + GLOBAL_NORM), assign_worker_per_stage)
-    found = dict(slots(plan))
+    found = dict(list_slots(plan))
     names = {worker.cluster: worker.name for worker in plan.workers}
     for each in plan.exchanges:
         ends = names[each.source], names[each.destination]

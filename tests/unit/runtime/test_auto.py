@@ -73,6 +73,14 @@ def test_directions_that_share_a_link_change_together() -> None:
     assert [line.split(":")[0] for line in case.changes] == ["b0", "b1"]
 
 
+def test_routes_of_one_direction_count_its_bytes_once() -> None:
+    case = LinkCase()
+    case.auto.directions = [case.directions[0]._replace(key=f"b0 by {route}") for route in ("x", "y")]
+    case.directions = case.auto.directions
+    own = BoundaryReport("none", RAW, RAW, RAW)
+    assert case.step(rate=RAW, compute=1.6, carried=RAW + RAW // 2, b0=own) == "none"
+
+
 def test_codec_is_chosen_every_tenth_step() -> None:
     case = LinkCase()
     assert case.steps(3, rate=RAW, compute=2.0) == ["none"] * 3

@@ -207,14 +207,14 @@ def test_payload_of_another_codec_is_refused() -> None:
     one, other = Pair("int8"), Pair("int4")
     one.cross(draw_normal(9, COLUMNS))
     with pytest.raises(RemoteProtocolError, match="is not one of 'int4'"):
-        other.incoming.take(one.payload, other.tally)
+        other.incoming.decode(one.payload, other.tally)
 
 
 def test_payload_that_does_not_shrink_the_tensor_is_refused() -> None:
     pair = Pair("topk(0.25)", "topk(0.25)")
     pair.cross(draw_normal(9, COLUMNS))
     with pytest.raises(RemoteProtocolError, match="does not make it smaller"):
-        pair.incoming.take(pair.payload._replace(dims=(9, 1)), pair.tally)
+        pair.incoming.decode(pair.payload._replace(dims=(9, 1)), pair.tally)
 
 
 def test_gradient_of_another_shape_is_refused() -> None:
@@ -222,9 +222,9 @@ def test_gradient_of_another_shape_is_refused() -> None:
     pair.cross(draw_normal(9, COLUMNS))
     pair.cross_back(draw_normal(9, COLUMNS))
     with pytest.raises(RemoteProtocolError, match=r"a gradient of shape \(8, 48\) for a tensor of shape \(9, 48\)"):
-        pair.incoming_gradient.take(pair.payload._replace(dims=(8, COLUMNS)), pair.tally, pair.sent_residue)
+        pair.incoming_gradient.decode(pair.payload._replace(dims=(8, COLUMNS)), pair.tally, pair.sent_residue)
     with pytest.raises(RemoteProtocolError, match="but the tensor was not sent with it"):
-        pair.incoming_gradient.take(pair.payload, pair.tally, Residue())
+        pair.incoming_gradient.decode(pair.payload, pair.tally, Residue())
 
 
 @pytest.mark.parametrize(("forward", "backward"), WAYS)
@@ -239,7 +239,7 @@ def test_arbitrary_payloads_are_decoded_or_refused(
         return
     bad = pair.payload.data[: len(data)] if cut else np.frombuffer(data, np.uint8)
     try:
-        made, _ = pair.incoming.take(pair.payload._replace(data=bad, dims=tuple(dims)), pair.tally)
+        made, _ = pair.incoming.decode(pair.payload._replace(data=bad, dims=tuple(dims)), pair.tally)
     except RemoteProtocolError:
         return
     assert tuple(made.shape) == tuple(dims)
@@ -348,14 +348,16 @@ def test_axes_payload_of_another_shape_is_refused() -> None:
     received = pair.payload
     for dims in ((), (1, 3000), (60, 24), (20, 3 * COLUMNS)):
         with pytest.raises(RemoteProtocolError):
-            pair.incoming.take(received._replace(dims=dims), Tally())
+            pair.incoming.decode(received._replace(dims=dims), Tally())
 
 
 def test_unexpected_zstd_payload_is_refused() -> None:
     sent, plain = Pair("int8, zstd", "int8"), Pair("int8", "int8")
     sent.cross(np.zeros((60, COLUMNS), "float32"))
     with pytest.raises(RemoteProtocolError, match="never sends"):
-        plain.incoming.take(sent.payload._replace(codec=plain.outgoing.way.numbers[plain.outgoing.way.codec]), Tally())
+        plain.incoming.decode(
+            sent.payload._replace(codec=plain.outgoing.encoding.numbers[plain.outgoing.encoding.codec]), Tally()
+        )
 
 
 # -------------------- Decoded tensors must have the rows of their micro-batch; others are refused before memory

@@ -11,9 +11,9 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.capture.step import capture, signature
-from whale_nebula.report.records import ONCE, Span
-from whale_nebula.runtime.step.clock import Clocks, LineClock, StageClock, count_in_flight
-from whale_nebula.runtime.step.engine import Engine, engine
+from whale_nebula.report.records import ONCE, LinkReport, RemoteMeasurements, Span
+from whale_nebula.runtime.step.clock import Clocks, LineClock, StageClock, StepOutcome, count_in_flight
+from whale_nebula.runtime.step.engine import Engine, make_engine
 from whale_nebula.transport import MemoryNetwork
 from whale_nebula.transport.protocol import Key
 from whale_nebula.wire.frame import count_wire_bytes
@@ -23,6 +23,24 @@ def make_spans(words: str, phase: int = 0) -> list[Span]:
     """Spans from "F0 F1 B0": forward 0, forward 1, backward 0."""
     kinds = {"F": "forward", "B": "backward", "X": "fused"}
     return [Span("s", f"{kinds[w[0]]} {w[1:]}", 0.0, 0.0, int(w[1:]), phase) for w in words.split()]
+
+
+def test_overlapping_messages_occupy_a_line_once() -> None:
+    times = [
+        ("gpu->npu", 3.0, 4.0),
+        ("gpu->npu", 1.0, 2.0),
+        ("gpu->npu", 1.5, 2.5),
+        ("gpu->npu", 1.6, 1.7),
+        ("x", 0.0, 1.0),
+    ]
+    clock = LineClock(0, 0, 0.0, [Span(lane, "forward 0", start, end) for lane, start, end in times])
+    assert clock.seconds() == pytest.approx({"gpu->npu": 2.5, "x": 1.0})
+
+
+def test_bytes_of_a_link_are_added_over_the_workers_of_a_cluster() -> None:
+    others = RemoteMeasurements(links={"gpu->npu": LinkReport(bytes=20), "npu->gpu": LinkReport(bytes=3)})
+    outcome = StepOutcome([], 1.0, (1,), links={"gpu->npu": LinkReport(bytes=100)}, elsewhere=others)
+    assert outcome.all_links == {"gpu->npu": LinkReport(bytes=120), "npu->gpu": LinkReport(bytes=3)}
 
 
 @pytest.mark.parametrize(
@@ -132,17 +150,17 @@ def run_step(middle_stage: Any, jit: bool = True, links: str | None = None) -> E
     def call(given: Any) -> Any:
         return step(*given)
 
-    made = engine(capture(call, layout), call, layout, "step", jit=jit)
+    made = make_engine(capture(call, layout), call, layout, "step", jit=jit)
     made.run(tensors)
     return made
 
 
 def list_compiled_fragments(made: Engine) -> set[str]:
     """The kinds of fragments that XLA compiles, with their stages."""
-    bound = made.runner.compiled._bound_functions.items()
+    bound = made.runner.compiled._bound_functions.values()
     return {
-        f"{fragment.kind} {fragment.stage}"
-        for fragment, piece in bound
+        f"{piece.fragment.kind} {piece.fragment.stage}"
+        for piece in bound
         if "_XlaMustCompile" in piece.function.concrete.function_def.attr
     }
 

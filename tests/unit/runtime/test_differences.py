@@ -35,7 +35,7 @@ class Ends(Pair):
         return super().send(x, TensorPosition(self.steps, 0, True), rows, to_ids(ids))
 
     def take(self, payload: Any, ids: Any) -> np.ndarray:
-        made, _ = self.incoming.take(payload, self.tally, None, to_ids(ids))
+        made, _ = self.incoming.decode(payload, self.tally, None, to_ids(ids))
         return np.asarray(made)
 
     def cross(self, x: np.ndarray, ids: Any, rows: Any = None) -> tuple[np.ndarray, int]:  # type: ignore[override]
@@ -227,18 +227,18 @@ def test_zstd_compresses_changes() -> None:
 def test_decoded_tensors_have_their_original_dtype(dtype: str) -> None:
     ends, x = Ends(INT8_WAY), tf.cast(draw_samples(), dtype)
     for _ in range(2):
-        payload, _ = ends.outgoing.send(x, TensorPosition(0, 0, True), ends.tally, None, None, to_ids(range(SAMPLES)))
-        made, _ = ends.incoming.take(payload, ends.tally, None, to_ids(range(SAMPLES)))
+        payload, _ = ends.outgoing.encode(x, TensorPosition(0, 0, True), ends.tally, None, None, to_ids(range(SAMPLES)))
+        made, _ = ends.incoming.decode(payload, ends.tally, None, to_ids(range(SAMPLES)))
         assert made.dtype == x.dtype and relative_error(to_float32(made), to_float32(x)) < 0.01
 
 
 def test_codec_alone_is_used_without_matching_ids() -> None:
     ends, x = Ends(INT8_WAY), draw_samples()
     for ids in (None, range(SAMPLES - 1)):
-        payload, _ = ends.outgoing.send(
+        payload, _ = ends.outgoing.encode(
             tf.constant(x), TensorPosition(0, 0, True), ends.tally, None, None, None if ids is None else to_ids(ids)
         )
-        made, _ = ends.incoming.take(payload, ends.tally)
+        made, _ = ends.incoming.decode(payload, ends.tally)
         assert (
             payload.nbytes == payload_bytes("int8", "float32", x.shape) and relative_error(np.asarray(made), x) < 0.01
         )
@@ -264,7 +264,7 @@ def test_different_ids_at_the_other_end_are_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="or different samples"):
         ends.take(ends.send(x, range(SAMPLES)), range(100, 100 + SAMPLES))
     with pytest.raises(RemoteProtocolError, match="whose samples are not cached"):
-        Ends(INT8_WAY).incoming.take(Ends(INT8_WAY).send(x, range(SAMPLES)), Tally())
+        Ends(INT8_WAY).incoming.decode(Ends(INT8_WAY).send(x, range(SAMPLES)), Tally())
 
 
 def test_truncated_payload_is_refused() -> None:

@@ -16,11 +16,12 @@ from whale_nebula.codec import INT8, Rank, parse
 from whale_nebula.codec.encoding import Encoding, parse_encoding
 from whale_nebula.codec.precisions import Bits
 from whale_nebula.errors import DeadlineError
-from whale_nebula.ir.routing import Routing
+from whale_nebula.ir.routing import Routing, Seat
 from whale_nebula.report.records import BoundaryReport
 from whale_nebula.runtime.exchange.crossing import Channels, Crossings
 from whale_nebula.runtime.exchange.link_exchange import LinkExchange
 from whale_nebula.runtime.exchange.state import HOST_SEPARATOR, ChannelState, States, Tally, note_changes
+from whale_nebula.runtime.step.clock import StageClock
 from whale_nebula.transport import MemoryNetwork
 
 CHANNEL = "gpu->npu float32[?,4] 1"
@@ -93,7 +94,7 @@ def test_ends_are_those_of_coded_channels() -> None:
     assert set().union(*of.values()) == everything
     for name in everything:
         assert sum(name in ends for ends in of.values()) >= 2, "each channel has an end at both sides"
-    coded = [each for each in crossings.boundary_crossings if each.way.coded]
+    coded = [each for each in crossings.boundary_crossings if each.encoding.coded]
     assert len(everything) == len(coded) < len(crossings.boundary_crossings)
     assert crossings.list_ends(lambda host: False) == ()
     together = Crossings(crossings.cut, Routing.from_hosts(["one"] * len(crossings.routing.hosts)))
@@ -206,6 +207,7 @@ def put(post: LinkExchange, micro_batch: int) -> None:
 
 def test_second_micro_batch_waits_for_the_first() -> None:
     post, sent = make_post(), []
+    post.clocks = {Seat(0): StageClock()}
     send = post._send
     post._send = lambda slot, home, host, m, data, raw: (sent.append(m), send(slot, home, host, m, data, raw))[1]  # type: ignore[method-assign]
     late = threading.Thread(target=put, args=(post, 1))
@@ -215,6 +217,8 @@ def test_second_micro_batch_waits_for_the_first() -> None:
     late.join(20.0)
     assert not late.is_alive()
     assert sent == [0, 1]
+    first, second = post.clocks[Seat(0)].spans
+    assert first.what == "encode forward 0" and second.start >= first.end, "a wait for the turn is no time of the codec"
     got = [post.get(VALUE, m, 1) for m in (0, 1)]
     assert all(float(tf.reduce_max(tf.abs(x - make_tensor(m)))) < 0.05 for m, x in enumerate(got))
 

@@ -15,7 +15,7 @@ from whale_nebula.config import Links, parse_links
 from whale_nebula.ir.cut import Boundary, Cut, VirtualDevice, Worker
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Pipeline, Program, Stage
-from whale_nebula.ir.routing import Seat, compute_shares, count_turns, order_by_shares
+from whale_nebula.ir.routing import Routing, Seat, compute_shares, count_turns, order_by_shares
 from whale_nebula.ir.text import from_text
 from whale_nebula.report.records import LinkReport, RemoteMeasurements, Span, StageReport, WorkerReport
 from whale_nebula.runtime.step.clock import Clocks, LineClock, StageClock
@@ -28,14 +28,15 @@ from whale_nebula.runtime.step.measurements import (
     LineRates,
     SpeedSampler,
     StageMeasurements,
-    changes,
     compute_paces,
+    compute_slowness,
+    count_busiest_turns,
+    describe_order_changes,
     find_slowest_seconds,
     improve_orders,
     is_sampled,
     parse_speeds,
-    replicas,
-    slowness,
+    report_replicas,
 )
 from whale_nebula.schedule.lines import Work, make_uniform_hops
 from whale_nebula.schedule.schedules import Pace, limits
@@ -116,7 +117,9 @@ def test_small_speed_differences_change_no_order() -> None:
 def test_order_becomes_equal_again_when_speeds_become_equal() -> None:
     cut = plan(turns=(1, 0, 1))
     assert improve_orders(cut, {1: {"npu/0": 0.1, "npu/1": 0.1}}) == ()
-    assert list(changes(cut, plan())) == ["the replicas of npu now take 3 : 3 micro-batches instead of 2 : 4"]
+    assert list(describe_order_changes(cut, plan())) == [
+        "the replicas of npu now take 3 : 3 micro-batches instead of 2 : 4"
+    ]
 
 
 def test_configured_speeds_are_not_overridden() -> None:
@@ -145,8 +148,8 @@ def test_order_is_stable_under_small_changes(seconds: list[float], noise: list[f
 
 def test_replica_reports_follow_from_the_measured_speeds() -> None:
     cut, heard = plan(turns=(1, 0, 1)), {1: {"npu/0": 0.2, "npu/1": 0.1}}
-    assert slowness(heard, cut) == {1: (1.0, 0.5)}
-    found = replicas(cut, heard, 6)["npu"]
+    assert compute_slowness(heard, cut) == {1: (1.0, 0.5)}
+    found = report_replicas(cut, heard, 6)["npu"]
     assert [each.compute_seconds for each in found.replicas] == pytest.approx([0.4, 0.4])
 
 
@@ -175,7 +178,7 @@ def make_span(size: int, seconds: float, link: str = LINK) -> Span:
 
 
 def rate(seen: LineRates) -> float | None:
-    return seen.make_estimate([1], {}).rates.get(LINK)
+    return seen.make_estimate([1], {}, []).rates.get(LINK)
 
 
 def test_rate_before_the_first_step_is_the_configured_one() -> None:
@@ -221,15 +224,23 @@ def test_outlook_counts_outgoing_links_and_the_last_step() -> None:
     seen = LineRates((LINK,), parse_links(None), exact=True)
     seen.add([make_span(1000, 1.0)])
     seen.add([make_span(1000, 1.0), make_span(2000, 1.0), make_span(7, 1.0, "npu->gpu")])
-    found = seen.make_estimate([4, 4, 3], {"0.0.fused": 0.5, "0.1.fused": 0.25})
-    assert (found.rows, found.compute, found.carried_bytes) == ([4, 4, 3], 1.5, {LINK: 3000})
+    found = seen.make_estimate([4, 4, 3], {"0.0.fused": 0.5, "0.1.fused": 0.25}, [3, 3])
+    assert (found.rows, found.compute_seconds, found.carried_bytes) == ([4, 4, 3], 1.5, {LINK: 3000})
 
 
 def test_slowest_stage_adds_phases_and_directions() -> None:
-    assert find_slowest_seconds({}, 4) is None
-    assert find_slowest_seconds({"once": 3.0}, 4) is None
+    assert find_slowest_seconds({}, [4]) is None
+    assert find_slowest_seconds({"once": 3.0}, [4]) is None
     medians = {"0.0.forward": 1.0, "1.0.backward": 2.0, "0.1.fused": 2.5}
-    assert find_slowest_seconds(medians, 2) == 6.0
+    assert find_slowest_seconds(medians, [2, 2]) == 6.0
+    assert find_slowest_seconds(medians, [1, 2]) == 5.0
+
+
+def test_busiest_replica_runs_only_its_share_of_the_micro_batches() -> None:
+    processes = Routing((("gpu/0",), ("npu/0", "npu/1")), ((), (1, 0, 1)))
+    assert count_busiest_turns(processes, 6) == [6, 4]
+    assert count_busiest_turns(processes, 6, {1: (1.0, 0.25)}) == [6, 2]
+    assert count_busiest_turns(Routing((("gpu",), ("npu", "npu"))), 6) == [6, 3]
 
 
 # ---------------------------------------------------------------------- real lines and small messages
@@ -251,7 +262,7 @@ def test_adjacent_small_messages_count_as_one_large_message() -> None:
 def test_messages_that_do_not_fill_the_link_give_no_rate(count: int, gap: float) -> None:
     seen = LineRates((LINK,), parse_links("80mbit"))
     seen.add(make_spans(count, MIN_MEASURED_BYTES // 4, 1e-5, gap))
-    assert rate(seen) == 1e7 and seen.make_estimate([1], {}).unmeasured == {LINK}
+    assert rate(seen) == 1e7 and seen.make_estimate([1], {}, []).unmeasured == {LINK}
 
 
 def test_pause_between_messages_does_not_count_as_transfer_time() -> None:
@@ -266,17 +277,23 @@ def test_pause_between_messages_does_not_count_as_transfer_time() -> None:
     assert rate(seen) == pytest.approx(MIN_MEASURED_BYTES / 4 / 0.1)
 
 
+def test_overlapping_messages_to_two_workers_share_the_rate_of_the_line() -> None:
+    seen = LineRates((LINK,), parse_links(None))
+    seen.add([*make_spans(1, LARGE_MESSAGE, 8.0), *make_spans(1, LARGE_MESSAGE, 1.0, start=3.0)])
+    assert rate(seen) == pytest.approx(2 * LARGE_MESSAGE / 8.0)
+
+
 def test_unseen_links_carried_bytes_without_a_measured_rate() -> None:
     seen = LineRates((LINK, "npu->gpu"), parse_links(None))
-    assert not seen.make_estimate([1], {}).unmeasured
+    assert not seen.make_estimate([1], {}, []).unmeasured
     seen.add([make_span(10, 1e-6)])
-    assert seen.make_estimate([1], {}).unmeasured == {LINK}
+    assert seen.make_estimate([1], {}, []).unmeasured == {LINK}
     seen.add([make_span(LARGE_MESSAGE, 1.0)])
     seen.add([make_span(10, 1e-6)])
-    assert not seen.make_estimate([1], {}).unmeasured
+    assert not seen.make_estimate([1], {}, []).unmeasured
     exact = LineRates((LINK,), parse_links(None), exact=True)
     exact.add([make_span(10, 0.0)])
-    assert not exact.make_estimate([1], {}).unmeasured
+    assert not exact.make_estimate([1], {}, []).unmeasured
 
 
 # -------------------- Timings of the first micro-batch in stages of several processes, and the resulting in-flig
@@ -364,6 +381,11 @@ def test_reports_of_several_workers_are_merged() -> None:
     found = parse_reports([{"seen": pack_report(STAGE_REPORTS, {}, WORKERS)}, {"seen": other}])
     assert (list(found.stages), list(found.links)) == (["npu", "cpu", "tpu"], ["npu->gpu"])
     assert list(found.workers) == ["npu/0", "tpu/0"]
+
+
+def test_report_of_a_stage_in_several_processes_is_that_of_the_busiest() -> None:
+    sheets = [{"seen": pack_report({"npu": StageReport(each, 0.0, "npu")}, {}, {})} for each in (0.2, 0.3, 0.1)]
+    assert parse_reports(sheets).stages["npu"].compute_seconds == 0.3
 
 
 @pytest.mark.parametrize(

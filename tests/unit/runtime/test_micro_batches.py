@@ -148,6 +148,33 @@ def test_assertion_that_fails_for_the_batch_fails_before_the_update(number: int,
     assert float(variable) == 1.0
 
 
+def test_failure_before_the_update_that_does_not_repeat_leaves_the_variables() -> None:
+    calls: list[Any] = []
+
+    def fail_once(x: Any) -> Any:
+        calls.append(x)
+        if len(calls) == 1:
+            raise ValueError("out of memory")
+        return x
+
+    variable = tf.Variable(1.0)
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.stage(cluster="gpu"):
+            h = tf.ensure_shape(tf.numpy_function(fail_once, [x * variable], tf.float32), x.shape)
+        with nb.stage(cluster="npu"):
+            total = tf.reduce_sum(h)
+        variable.assign_add(1.0)
+        return total
+
+    with pytest.raises(StageFailedError, match="the step failed") as caught:
+        step(ROWS)
+    assert "out of memory" in caught.value.why
+    assert not caught.value.torn and float(variable) == 1.0
+    assert float(step(ROWS)) == pytest.approx(TOTAL) and float(variable) == 2.0
+
+
 def test_ops_that_depend_on_a_batch_assertion_run_per_micro_batch() -> None:
     def run_with_limit(limit: float) -> float:
         variable = tf.Variable(1.0)

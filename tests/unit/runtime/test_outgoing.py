@@ -93,9 +93,9 @@ def test_evaluation_reports_the_error_that_training_measured() -> None:
 def test_error_is_measured_for_the_first_micro_batch_only() -> None:
     tally, way = Tally(), parse_encoding("int4")
     out = Outgoing("b0 a->b", "x at a", way, States())
-    out.send(draw_low_rank(), TensorPosition(0, 0, True), tally)
+    out.encode(draw_low_rank(), TensorPosition(0, 0, True), tally)
     first = tally.reports()["b0 a->b"].error
-    out.send(draw_low_rank(1), TensorPosition(0, 1, True), tally)
+    out.encode(draw_low_rank(1), TensorPosition(0, 1, True), tally)
     assert tally.reports()["b0 a->b"].error == first
 
 
@@ -117,7 +117,7 @@ def test_numbers_clamped_by_fp16_are_counted_in_every_micro_batch(way: str) -> N
     x[3, 5], x[7, 1], x[9, 9] = 1e6, -7e4, 65504.0
     tally, out = Tally(), Outgoing("b0 a->b", "x at a", parse_encoding(way), States())
     for micro_batch in range(2):
-        out.send(tf.constant(x), TensorPosition(2, micro_batch, True), tally)
+        out.encode(tf.constant(x), TensorPosition(2, micro_batch, True), tally)
     found = tally.reports()["b0 a->b"]
     assert found.clamped == 4
     assert found.notes == ("numbers beyond 65504 are clamped by fp16",)
@@ -160,7 +160,7 @@ def send_once(
     tally, states = Tally(), States() if states is None else states
     out = Outgoing("b0 a->b", "x at a", parse_encoding(way), states, back, stage="a")
     at = TensorPosition(step, micro_batch, training)
-    payload, _ = out.send(x, at, tally, Residue(dims=tuple(x.shape)) if back else None, rows, np.arange(16))
+    payload, _ = out.encode(x, at, tally, Residue(dims=tuple(x.shape)) if back else None, rows, np.arange(16))
     return payload, tally, states
 
 
@@ -188,7 +188,7 @@ def test_nan_is_refused_by_codecs_with_state(way: str, bad: float) -> None:
 @pytest.mark.parametrize("bad", BAD)
 def test_nan_passes_codecs_without_state(way: str, bad: float) -> None:
     payload, tally, _ = send_once(way, draw_rows(bad))
-    made, _ = Incoming("b0", "x at b", parse_encoding(way), States()).take(payload, Tally())
+    made, _ = Incoming("b0", "x at b", parse_encoding(way), States()).decode(payload, Tally())
     made = np.asarray(tf.cast(made, tf.float32))
     assert not np.isfinite(made[3, 7]) and tally.skip_reason == ""
     if way in ("fp16", "bf16", "none, zstd"):
@@ -198,7 +198,7 @@ def test_nan_passes_codecs_without_state(way: str, bad: float) -> None:
 @pytest.mark.parametrize("way", ["int8", "int4"])
 def test_infinity_makes_its_integer_block_nan_and_no_other(way: str) -> None:
     payload, *_ = send_once(way, draw_rows(np.inf))
-    made, _ = Incoming("b0", "x at b", parse_encoding(way), States()).take(payload, Tally())
+    made, _ = Incoming("b0", "x at b", parse_encoding(way), States()).decode(payload, Tally())
     assert np.isnan(np.asarray(made)[3]).all() and np.isfinite(np.delete(np.asarray(made), 3, axis=0)).all()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.errors import NestingError, OptionError
+from whale_nebula.runtime.step.actors import RunningStep
+from whale_nebula.runtime.step.local import EmulatedStep
 
 X = np.random.default_rng(0).random((24, 8)).astype("float32")
 Y = np.random.default_rng(1).random((24, 1)).astype("float32")
@@ -218,7 +221,18 @@ def test_stage_with_two_replica_counts_is_refused() -> None:
         step(tf.ones((4, 2)))
 
 
-def test_failure_in_one_replica_fails_the_step() -> None:
+def test_failure_in_one_replica_fails_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error is raised, even if others, which are notified of it, fail before this notification ends."""
+    handle, failures = EmulatedStep._handle_failure, list[BaseException]()
+
+    def handle_slowly(self: EmulatedStep, step: RunningStep, failure: BaseException) -> BaseException:
+        cause = handle(self, step, failure)
+        failures.append(failure)
+        time.sleep(0.5 if len(failures) == 1 else 0.0)
+        return cause
+
+    monkeypatch.setattr(EmulatedStep, "_handle_failure", handle_slowly)
+
     @nb.function
     def step(x: Any) -> Any:
         with nb.replica(2), nb.stage(cluster="c0"):

@@ -65,7 +65,7 @@ def test_skipped_update_is_rolled_back() -> None:
     seed.assign(2.0)
     guarded.roll_back_if_skipped(lambda: weight.assign(5.0))()
     assert (float(seed), float(weight)) == (1.0, 1.0)
-    guarded.roll_back_if_skipped(lambda: weight.assign(5.0), out=False)()
+    guarded.roll_back_if_skipped(lambda: weight.assign(5.0), is_skipped=False)()
     assert float(weight) == 5.0
 
 
@@ -83,7 +83,7 @@ def test_skipped_update_that_fails_is_rolled_back() -> None:
 
 def test_skipped_update_restores_own_variables_only() -> None:
     own, other = tf.Variable(1.0), tf.Variable(1.0)
-    guarded = Guard({"own": own, "other": other}, [], own={"own"})
+    guarded = Guard({"own": own, "other": other}, [], held_paths={"own"})
 
     def update() -> None:
         own.assign(2.0)

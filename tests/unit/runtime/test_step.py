@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -248,6 +249,7 @@ READS = {
     "metric": lambda loss: keras.metrics.Mean()(loss),
     "repr": repr,
     "text": str,
+    "copy": copy.copy,
 }
 
 

@@ -157,7 +157,7 @@ def test_collectives_replace_sums_without_consumers(engine: Engine) -> None:
     group = Group(Collectives(0, ("127.0.0.1:1",), 1.0), (0,), "alone")
     sums = ReplicaSums(engine.cut, {0: group}, 1, engine.worker)
     fragment = find_summing_fragment(engine)
-    assert len(sums.ops(fragment)) == 2  # one forward, one for its gradient
+    assert len(sums.list_ops(fragment)) == 2  # one forward, one for its gradient
     plain, summed = (FunctionBuilder(engine.captured.graph, sums=each).build(fragment) for each in (None, sums))
     assert plain.waits is None and summed.waits is not None
     marks = [op for op in summed.concrete.graph.get_operations() if "replica_sum" in op.name]

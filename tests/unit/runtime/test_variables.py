@@ -22,12 +22,12 @@ from whale_nebula.runtime.session.session import Session
 from whale_nebula.runtime.variables.remote import (
     HeldVariable,
     Ledger,
-    blank,
-    empty,
-    fill,
-    fill_in,
+    empty_variable,
+    fill_placeholders,
+    fill_variable,
     load_own,
     name_own_path,
+    read_as_placeholders,
     save_own,
 )
 
@@ -63,7 +63,7 @@ def read_raw(variable: Any) -> Any:
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_reading_an_emptied_variable_is_refused(read: Callable[[Any], Any]) -> None:
     variable = make_square()
-    empty(make_kept(variable))
+    empty_variable(make_kept(variable))
     with pytest.raises(CollectiveReadError, match=r"'layer/square' is on npu/0, not in this process") as caught:
         read(variable)
     assert re.search(r"test_variables\.py:\d+$", caught.value.where)
@@ -72,7 +72,7 @@ def test_reading_an_emptied_variable_is_refused(read: Callable[[Any], Any]) -> N
 
 def test_emptied_variable_has_no_values_but_its_shape() -> None:
     variable = make_square()
-    empty(make_kept(variable))
+    empty_variable(make_kept(variable))
     assert np.isnan(read_raw(variable)).tolist() == [True]
     assert (variable.shape, variable.dtype, variable.name) == ((2, 2), tf.float32, "square:0")
     assert isinstance(variable, tf.Variable)
@@ -80,7 +80,7 @@ def test_emptied_variable_has_no_values_but_its_shape() -> None:
 
 def test_writes_to_an_emptied_variable_have_no_effect() -> None:
     variable = make_square()
-    empty(make_kept(variable))
+    empty_variable(make_kept(variable))
     variable.assign([[5.0, 6.0], [7.0, 8.0]])
     variable.assign_add([[5.0, 6.0], [7.0, 8.0]])
     assert np.isnan(read_raw(variable)).tolist() == [True]
@@ -89,10 +89,10 @@ def test_writes_to_an_emptied_variable_have_no_effect() -> None:
 def test_emptied_variable_can_be_traced() -> None:
     """The trace of a step only names the variable; the function runs where the variable is."""
     variable = make_square()
-    empty(make_kept(variable))
+    empty_variable(make_kept(variable))
     with tracing(Tracing(None, ())):
         traced = tf.function(lambda: tf.reduce_sum(variable * 2.0)).get_concrete_function()
-    fill(make_kept(variable), np.full((2, 2), 3.0, "float32"))
+    fill_variable(make_kept(variable), np.full((2, 2), 3.0, "float32"))
     assert float(traced()) == 24.0
 
 
@@ -101,7 +101,7 @@ def test_function_of_tensorflow_does_not_read_an_emptied_variable() -> None:
     variable = make_square()
     traced_before = tf.function(lambda: tf.nn.l2_loss(variable))
     assert float(traced_before()) == 15.0
-    empty(make_kept(variable))
+    empty_variable(make_kept(variable))
     assert np.isnan(traced_before())
     for use in (lambda: tf.reduce_sum(variable), lambda: variable.assign_add([[1.0, 1.0], [1.0, 1.0]])):
         with pytest.raises(CollectiveReadError, match="'layer/square' is on npu/0"):
@@ -112,8 +112,8 @@ def test_filled_variable_is_readable_again() -> None:
     variable = make_square()
     plain = type(variable)
     for _ in range(2):
-        empty(make_kept(variable))
-        fill(make_kept(variable), np.eye(2, dtype="float32"))
+        empty_variable(make_kept(variable))
+        fill_variable(make_kept(variable), np.eye(2, dtype="float32"))
         assert type(variable) is plain
         assert float(tf.reduce_sum(variable)) == 2.0
 
@@ -121,14 +121,14 @@ def test_filled_variable_is_readable_again() -> None:
 def test_emptied_variable_can_be_an_argument_of_a_function() -> None:
     """The type of an argument is asked of its handle."""
     variable = make_square()
-    empty(make_kept(variable))
+    empty_variable(make_kept(variable))
     assert tf.function(lambda v: tf.shape(v.handle)).get_concrete_function(variable) is not None
 
 
 def test_tf_checkpoint_of_an_emptied_variable_is_refused(tmp_path: Path) -> None:
     """It would hold an empty tensor, and nobody would know until it is restored."""
     variable = make_square()
-    empty(make_kept(variable))
+    empty_variable(make_kept(variable))
     with pytest.raises(CollectiveReadError):
         tf.train.Checkpoint(variable=variable).write(str(tmp_path / "checkpoint"))
 
@@ -137,7 +137,7 @@ def test_restoring_a_tf_checkpoint_leaves_a_variable_empty(tmp_path: Path) -> No
     """Every process restores all of a checkpoint, and keeps its part."""
     path = tf.train.Checkpoint(square=make_square(), own=make_square()).write(str(tmp_path / "checkpoint"))
     variable, own = make_square(), tf.Variable(tf.zeros([2, 2]))
-    empty(make_kept(variable))
+    empty_variable(make_kept(variable))
     tf.train.Checkpoint(square=variable, own=own).read(path).assert_consumed()
     assert np.isnan(read_raw(variable)).tolist() == [True]
     assert own.numpy().tolist() == [[1.0, 2.0], [3.0, 4.0]]
@@ -157,7 +157,7 @@ def list_values(found: Any) -> list[Any]:
 def empty_some(found: Any, absent: slice) -> Any:
     """The model with some of its variables emptied."""
     for variable in list_values(found)[absent]:
-        empty(HeldVariable("path", variable, ("npu/0",)))
+        empty_variable(HeldVariable("path", variable, ("npu/0",)))
     return found
 
 
@@ -179,9 +179,9 @@ def test_own_weights_file_has_nan_for_absent_variables(tmp_path: Path, absent: s
     expected = whole.get_weights()
     variables = list_values(whole)
     empty_some(whole, absent)
-    with blank(variables):
+    with read_as_placeholders(variables):
         whole.save_weights(path)
-    fill_in(path, variables, "gpu")
+    fill_placeholders(path, variables, "gpu")
     loaded = model()
     loaded.load_weights(path)
     absent_numbers = range(4)[absent]
@@ -195,18 +195,18 @@ def test_own_weights_file_has_nan_for_absent_variables(tmp_path: Path, absent: s
 def test_absent_variables_take_no_space_in_the_file(tmp_path: Path) -> None:
     whole, path = model(), tmp_path / "part.weights.h5"
     variables = list_values(empty_some(whole, slice(0, 2)))
-    with blank(variables):
+    with read_as_placeholders(variables):
         whole.save_weights(path)
-    fill_in(str(path), variables, "gpu")
+    fill_placeholders(str(path), variables, "gpu")
     with h5py.File(path) as file:
         sizes = sorted(each.id.get_storage_size() for each in list_datasets(file))
         assert sizes[:2] == [0, 0] and min(sizes[2:]) > 0
         assert "'gpu'" in file.attrs["whale_nebula"]
 
 
-def test_reads_are_refused_again_after_blank(tmp_path: Path) -> None:
+def test_reads_are_refused_again_after_placeholders(tmp_path: Path) -> None:
     whole = empty_some(model(), slice(0, 2))
-    with blank(list_values(whole)):
+    with read_as_placeholders(list_values(whole)):
         assert [value.numpy().shape for value in list_values(whole)[:2]] == [(0, 0), (1, 0)]
     with pytest.raises(CollectiveReadError):
         whole.save_weights(tmp_path / "no.weights.h5")

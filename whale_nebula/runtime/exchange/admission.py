@@ -50,7 +50,7 @@ ANYTHING = _Anything("any", ())
 
 
 def count_known_rows(leaves: Sequence[Leaf], tensors: Sequence[Any], counts: Sequence[int]) -> Sequence[int]:
-    """The rows of each micro-batch of a step; empty for a single one, whose inputs may differ in their rows."""
+    """The rows of each micro-batch of a step, `counts`; empty for a single one whose inputs differ in their rows."""
     if len(counts) > 1:
         return counts
     batched = [tensor for leaf, tensor in zip(leaves, tensors, strict=True) if leaf.batched]
@@ -84,8 +84,8 @@ class Admission:
         self._steps: dict[int, _Step] = {}
 
     def add(self, program: int, cut: Cut) -> None:
-        """Register a program, before its first step."""
-        table = _Table(dict(slots(cut)), dict(_entries(cut)), cut.program.pipeline.micro_batch)
+        """Admit the tensors of a program, before its first step."""
+        table = _Table(dict(list_slots(cut)), dict(_list_entries(cut)), cut.program.pipeline.micro_batch)
         self._programs[program] = table
         self._steps[program] = _Step(-1, ())
 
@@ -93,9 +93,9 @@ class Admission:
         """Begin a step with these rows in each micro-batch, if known. Called before the step is announced to others."""
         self._steps[program] = _Step(step, tuple(rows))
 
-    def add_round(self, number: int, most: int) -> None:
-        """Admit the exchange of local SGD: rows of at most this size."""
-        self._rounds[number] = Bound("uint8", (most,))
+    def add_round(self, program: int, most: int) -> None:
+        """Admit messages of kind "round" with this number in place of a program's, of at most `most` bytes each."""
+        self._rounds[program] = Bound("uint8", (most,))
 
     def add_value(self, key: Key, dtype: str, shape: Iterable[int | None]) -> None:
         """Admit the value of a variable."""
@@ -106,7 +106,7 @@ class Admission:
         self._values.pop(key, None)
 
     def __call__(self, key: Key) -> Bound:
-        """The admissible forms of the tensor with this key."""
+        """The bound of the tensor with this key; raises `RemoteProtocolError` if no tensor has it."""
         if key in self._values:
             return self._values[key]
         if key.kind == "round" and key.program in self._rounds:
@@ -124,6 +124,7 @@ class Admission:
         return table.bounds[slot]._replace(due=self._find_due(key, table.bounds[slot], table.entries.get(slot)))
 
     def _find_due(self, key: Key, bound: Bound, entries: int | None) -> float:
+        """The `due` of a tensor's bound: 0 before its step begins, infinite if its number of rows is unknown."""
         step = self._steps[key.program]
         if key.step > step.number:
             return 0
@@ -133,11 +134,11 @@ class Admission:
         return count_raw_bytes(find_dtype_code(bound.dtype), sizes) + bound.extra
 
 
-def slots(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
-    """All tensors that cross between workers in a step, with their admissible forms."""
+def list_slots(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
+    """All tensors that cross between workers in a step, with their bounds."""
     clusters = {worker.name: worker.cluster for worker in cut.workers}
     for each in Crossings(cut, cut.routing).by_value.values():
-        near, far = _bound_of(each.spec), _bound_of(each.spec, each.way)
+        near, far = _bound_of(each.spec), _bound_of(each.spec, each.encoding)
         for ends in cut.routing.pair_hosts(each.source, each.readers):
             same = clusters[ends[0]] == clusters[ends[1]]
             yield Slot(each.kind, each.phase, each.number, *ends), near if same else far
@@ -158,7 +159,7 @@ def slots(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
             yield Slot("scalar", phase.index, bundle.number, *ends), _bound_of(bundle.spec)
 
 
-def _entries(cut: Cut) -> Iterator[tuple[Slot, int]]:
+def _list_entries(cut: Cut) -> Iterator[tuple[Slot, int]]:
     """For boundaries whose first axis is known only in a step: the number of entries for each row of the batch."""
     open_first = [
         each for each in Crossings(cut, cut.routing).boundary_crossings if (each.spec.shape or (0,))[0] is None
@@ -171,16 +172,15 @@ def _entries(cut: Cut) -> Iterator[tuple[Slot, int]]:
                 yield Slot(each.kind, each.phase, each.number, *ends), entries
 
 
-def _bound_of(spec: Spec, way: Encoding | None = None) -> Bound:
-    """The bound of a tensor in its encoded form."""
+def _bound_of(spec: Spec, encoding: Encoding | None = None) -> Bound:
+    """The bound of a tensor that is sent with an encoding."""
     if spec.shape is None:
         return ANYTHING
     most = tuple(ANY_SIZE if axis is None else axis for axis in spec.shape)
-    if way is not None and way.cast is not None and spec.floating and not spec.dtype.startswith("complex"):
-        return Bound(_NARROW[way.cast], most)
-    if way is None or not way.coded:
+    if encoding is not None and encoding.cast is not None and spec.floating and not spec.dtype.startswith("complex"):
+        return Bound(_NARROW[encoding.cast], most)
+    if encoding is None or not encoding.coded:
         return Bound(spec.dtype, most)
     columns = spec.shape[-1] if spec.shape and spec.shape[-1] is not None else _COLUMNS
-    return Bound(
-        spec.dtype, most, frozenset(way.by_number), extra_bytes(way, (*spec.fill_shape(unknown=1)[:-1], columns))
-    )
+    extra = extra_bytes(encoding, (*spec.fill_shape(unknown=1)[:-1], columns))
+    return Bound(spec.dtype, most, frozenset(encoding.by_number), extra)

@@ -26,8 +26,8 @@ class Crossing:
     """One direction of a boundary: `kind` is forward, or backward for a gradient, which has its own `number`.
 
     `label` names it in reports ("b0 gpu->npu", and "b0 npu->gpu" for its gradient), `name` in states: the same in every
-    program of a model, independent of the lengths of its rows. A gradient's `way` is the backward one. `boundary` is
-    None for a gradient without a boundary.
+    program of a model, independent of the lengths of its rows. A gradient's `encoding` is the backward one. `boundary`
+    is None for a gradient without a boundary, which is sent unencoded.
     """
 
     value: Value
@@ -38,7 +38,7 @@ class Crossing:
     readers: tuple[int, ...]
     spec: Spec
     boundary: Boundary | None = None
-    way: Encoding = field(default_factory=Encoding)
+    encoding: Encoding = field(default_factory=Encoding)
     label: str = ""
     name: str = ""
 
@@ -59,10 +59,10 @@ class Crossing:
 
 
 class Route(NamedTuple):
-    """The route of one micro-batch in a plan: the replica that sends it (`seat`) and its host, those that read it
-    (`seats`, by stage), how many other stages read it on each host, and which of these hosts receive it packed by its
-    codec (`packed_hosts`). `name` is set if the hosts vary; `first_micro_batch` is the first one of a step on this
-    route, and `previous_micro_batch` the previous one.
+    """The route of one micro-batch of a crossing: the replica that sends it (`seat`) and its host, those that read it
+    (`seats`, by stage), how many stages other than the source read it on each host (`readers`), and which of these
+    hosts receive it packed by its codec (`packed_hosts`). `name` is that of the hosts if these vary, otherwise "".
+    `first_micro_batch` is the first one of a step on this route, and `previous_micro_batch` the one before this.
     """
 
     seat: Seat
@@ -94,11 +94,11 @@ class Crossings:
         program, boundaries = self.cut.program, {each.value: each for each in self.cut.boundaries}
         found, used = {}, dict[str, int]()
         for value, each in boundaries.items():
-            (there, _), spec, way = self._name_ends(each), program.graph.spec(value), parse_encoding(each.codec)
-            name = _number_name(f"{there} {_leave_sizes_open(spec)}{_name_structure(way)}", used)
+            (there, _), spec, encoding = self._name_ends(each), program.graph.spec(value), parse_encoding(each.codec)
+            name = _number_name(f"{there} {_leave_sizes_open(spec)}{_name_structure(encoding)}", used)
             ends = each.phase, each.source, each.destinations
             found[value] = Crossing(
-                value, "forward", each.slot, *ends, spec, each, way, label=f"b{each.slot} {there}", name=name
+                value, "forward", each.slot, *ends, spec, each, encoding, label=f"b{each.slot} {there}", name=name
             )
         phases = {request: phase.index for phase in self.cut.phases for request in phase.requests}
         flows = [(phases[each.index], flow) for each in program.requests for flow in each.flows]
@@ -107,10 +107,10 @@ class Crossings:
             crossing = Crossing(flow.gradient, "backward", number, phase, flow.stage, (target,), spec)
             if flow.boundary in boundaries:
                 boundary, tensor = boundaries[flow.boundary], found[flow.boundary]
-                way = parse_encoding(boundary.backward_codec)
-                name = _number_name(f"{tensor.name} gradient{_name_structure(way)}", used)
+                encoding = parse_encoding(boundary.backward_codec)
+                name = _number_name(f"{tensor.name} gradient{_name_structure(encoding)}", used)
                 label = f"b{boundary.slot} {self._name_ends(boundary)[1]}"
-                crossing = replace(crossing, boundary=boundary, way=way.returned, label=label, name=name)
+                crossing = replace(crossing, boundary=boundary, encoding=encoding.returned, label=label, name=name)
             found[flow.gradient] = crossing
         return found
 
@@ -122,7 +122,7 @@ class Crossings:
 
     @cached_property
     def boundary_crossings(self) -> tuple[Crossing, ...]:
-        """The crossings of boundaries, with a way."""
+        """The crossings of boundaries and of their gradients."""
         return tuple(each for each in self.by_value.values() if each.boundary is not None)
 
     @cached_property
@@ -146,14 +146,14 @@ class Crossings:
         readers = dict.fromkeys((host for host, _ in seats.values()), 0)
         for stage, (host, _) in seats.items():
             readers[host] += stage != crossing.source
-        takes = not crossing.way.plain or crossing.way.nonfinite == SKIP
-        far = {host for host in others if takes and self.find_cluster(host) != self.find_cluster(source_host)}
+        packs = not crossing.encoding.plain or crossing.encoding.nonfinite == SKIP
+        far = {host for host in others if packs and self.find_cluster(host) != self.find_cluster(source_host)}
         return Route(
             routing.seat(crossing.source, micro_batch), source_host, seats, readers, frozenset(far), name, first, last
         )
 
     def list_routes(self, crossing: Crossing) -> tuple[Route, ...]:
-        """Every route of a crossing, by its first micro-batch."""
+        """The different routes of a crossing, in the order of their first micro-batches."""
         every = (self.routes[crossing.value, m] for m in range(self.cut.program.pipeline.micro_batch))
         return tuple({(route.source_host, route.name): route for route in every}.values())
 
@@ -165,14 +165,14 @@ class Crossings:
         """The names of channels with a local end: the prefixes of state keys, without the host."""
         found: dict[str, None] = {}
         for crossing in self.boundary_crossings:
-            for route in self.list_routes(crossing) if crossing.way.coded else ():
+            for route in self.list_routes(crossing) if crossing.encoding.coded else ():
                 hosts = (route.source_host, *route.hosts)
                 if len(set(map(self.find_cluster, hosts))) > 1 and any(map(here, hosts)):
                     found[_name_channel(crossing, route.name)] = None
         return tuple(found)
 
     def list_links(self, crossing: Crossing) -> tuple[str, ...]:
-        """The links of a crossing, such as "gpu->npu"; empty if all readers are on the host that computes it."""
+        """The links of a crossing, such as "gpu->npu"; empty if all readers are in the cluster that computes it."""
         stages = (crossing.source, *crossing.readers)
         source_host, *others = (self.find_cluster(self.routing.first(stage)) for stage in stages)
         return tuple(f"{source_host}->{other}" for other in dict.fromkeys(others) if other != source_host)
@@ -198,13 +198,13 @@ def _leave_sizes_open(spec: Spec) -> Spec:
     return Spec(spec.dtype, (*[None] * len(outer), last if outer else None))
 
 
-def _name_structure(way: Encoding) -> str:
+def _name_structure(encoding: Encoding) -> str:
     """The part of a state's key that separates steps without a gradient, whose structure may have its own state.
 
     >>> _name_structure(parse_encoding("rank(4) >> int8")), _name_structure(parse_encoding("int8"))
     (' on rank(4)', '')
     """
-    return f" on {way.structure}" if way.structure is not None else ""
+    return f" on {encoding.structure}" if encoding.structure is not None else ""
 
 
 def _number_name(kind: str, used: dict[str, int]) -> str:
@@ -214,7 +214,8 @@ def _number_name(kind: str, used: dict[str, int]) -> str:
 
 @dataclass
 class Channels:
-    """Channels between the hosts of a program, and their local ends. `seed` is the run's.
+    """Channels between the hosts of a program, and their local ends. `seed` is the run's, and `last_reports` has the
+    statistics of the last step by the crossings' labels.
 
     `is_local` selects the hosts of this process, `clusters` gives the cluster of each host that is not one itself.
     """
@@ -225,7 +226,7 @@ class Channels:
     seed: int = 0
     is_local: Callable[[str], bool] = lambda host: True
     clusters: Mapping[str, str] = field(default_factory=dict)
-    last: Mapping[str, BoundaryReport] = field(default_factory=dict)
+    last_reports: Mapping[str, BoundaryReport] = field(default_factory=dict)
     _logged_notes: set[str] = field(default_factory=set)
     _channel_ends: dict[tuple[Value, str, str, bool], Any] = field(default_factory=dict)
 
@@ -242,14 +243,14 @@ class Channels:
     @cached_property
     def may_skip(self) -> bool:
         """Whether any boundary requests to skip steps with a NaN, for which all processes must agree on each step."""
-        return self.training and any(each.way.nonfinite == SKIP for each in self.crossings.boundary_crossings)
+        return self.training and any(each.encoding.nonfinite == SKIP for each in self.crossings.boundary_crossings)
 
     def find_end(self, crossing: Crossing, host: str, route: str, *, out: bool) -> Any:
         """The end of a channel at a host: an `Outgoing` or an `Incoming`."""
         key = (crossing.value, host, route, out)
         if key not in self._channel_ends:
             state = self.crossings.state_key(crossing, host, route, out=out)
-            ends = crossing.label, state, crossing.way, self.states, crossing.is_gradient
+            ends = crossing.label, state, crossing.encoding, self.states, crossing.is_gradient
             if out:
                 self._channel_ends[key] = Outgoing(*ends, stage=self.cut.program.stages[crossing.source].key)
             else:
@@ -258,43 +259,44 @@ class Channels:
 
     @cached_property
     def entries(self) -> Mapping[Value, int]:
-        """For values that may arrive encoded and whose first axis is known only in a step: the number of entries for
-        each row.
+        """For tensors that may arrive encoded and whose first axis is known only in a step: the number of entries of
+        that axis for each row of the batch.
         """
         program, boundaries = self.cut.program, self.crossings.boundary_crossings
-        coded = dict.fromkeys(each.boundary.value for each in boundaries if each.boundary and each.way.coded)
+        coded = dict.fromkeys(each.boundary.value for each in boundaries if each.boundary and each.encoding.coded)
         return count_entries_per_row(program, [n for n in coded if (program.graph.spec(n).shape or (0,))[0] is None])
 
     @cached_property
-    def auto(self) -> CodecChooser:
+    def codec_chooser(self) -> CodecChooser:
         """The chooser of codecs of directions with `nb.compress("auto")`."""
         return CodecChooser(tuple(self._list_directions()), self.states, self.training)
 
     def _list_directions(self) -> Iterator[Direction]:
         """The directions with `nb.compress("auto")` that this process sends."""
         for each in self.crossings.boundary_crossings:
-            links = self.crossings.list_links(each) if each.way.auto else ()
+            links = self.crossings.list_links(each) if each.encoding.auto else ()
             for route in self.crossings.list_routes(each) if links else ():
                 if self.is_local(route.source_host):
                     key = self.crossings.state_key(each, route.source_host, route.name, out=True)
-                    yield Direction(each.label, key, each.way, each.spec, links)
+                    yield Direction(each.label, key, each.encoding, each.spec, links)
 
     def list_lines(self, tally: Tally) -> StepLines:
-        """Lines about a step; a skipped step reports no changes."""
-        out, notes = tally.skip_reason, tally.notes()
-        changes = () if out else tally.changes()
+        """Lines about a step; a skipped step reports no changes. Notes are logged once in a run."""
+        skip_reason, notes = tally.skip_reason, tally.notes()
+        changes = () if skip_reason else tally.changes()
         fresh = [note for note in notes if note not in self._logged_notes]
         self._logged_notes.update(fresh)
-        return StepLines((*changes, *fresh), (*changes, *notes, *([f"skipped: {out}"] if out else [])), out)
+        skipped = [f"skipped: {skip_reason}"] if skip_reason else []
+        return StepLines((*changes, *fresh), (*changes, *notes, *skipped), skip_reason)
 
     def list_boundaries(self) -> tuple[Boundary, ...]:
         """The plan's boundaries with the codecs of the last step, which vary on a ramp or by `nb.compress("auto")`."""
         found = {each.value: each for each in self.cut.boundaries}
         for each in self.crossings.boundary_crossings:
-            way, last = each.way, self.last.get(each.label)
-            if each.boundary is not None and last is not None and (way.auto or way.ladder or way.start):
+            encoding, last = each.encoding, self.last_reports.get(each.label)
+            if each.boundary is not None and last is not None and (encoding.auto or encoding.ladder or encoding.start):
                 used = None if last.codec in ("", NONE) else parse(last.codec)
-                text = str(replace(way, codec=used, auto=False, ladder=(), start=0))
+                text = str(replace(encoding, codec=used, auto=False, ladder=(), start=0))
                 crossed = found[each.boundary.value]
                 crossed = replace(crossed, backward_codec=text) if each.is_gradient else replace(crossed, codec=text)
                 found[crossed.value] = crossed
@@ -302,5 +304,5 @@ class Channels:
 
 
 def has_codecs(cut: Cut) -> bool:
-    """Whether any boundary of a plan needs more than a cast."""
+    """Whether any boundary of a plan, or its gradient, has an encoding that is more than a cast."""
     return any(parse_encoding(text).coded for each in cut.boundaries for text in (each.codec, each.backward_codec))

@@ -39,7 +39,9 @@ _EXTRA_BYTES = 16  # bytes by which packed integers may exceed the numbers thems
 
 
 class _Encoded(NamedTuple):
-    """An encoded tensor: payload, codec, residue, and the decoded rows."""
+    """An encoded tensor: what is sent, its codec, the residue for its gradient and the state afterwards. To measure the
+    error, `decoded` has the whole tensor as the other end decodes it, or else `data` the codec's arrays.
+    """
 
     payload: Any
     codec: Codec | None
@@ -53,13 +55,13 @@ class _Encoded(NamedTuple):
 
 @dataclass
 class _ChannelEnd:
-    """One end of a boundary, or of its gradient (`is_gradient`). `name` is that of reports, `key` that of its state;
-    cached samples for differences take at most `limit` bytes.
+    """One end of a channel of a boundary, or of its gradient (`is_gradient`). `name` is that of reports, `key` that of
+    its state; cached samples for differences take at most `limit` bytes.
     """
 
     name: str
     key: str
-    way: Encoding
+    encoding: Encoding
     states: States
     is_gradient: bool = False
     limit: int = deltas.LIMIT
@@ -74,7 +76,7 @@ class Outgoing(_ChannelEnd):
 
     stage: str = ""
 
-    def send(
+    def encode(
         self,
         x: Any,
         at: TensorPosition,
@@ -83,18 +85,20 @@ class Outgoing(_ChannelEnd):
         rows: Any = None,
         ids: Any = None,
     ) -> tuple[Any, Residue]:
-        """Encode a micro-batch's tensor: the payload, and the residue for its gradient. `ids` are those of samples."""
+        """Encode a micro-batch's tensor: the payload, and the residue for its gradient. For a gradient, `residue` is
+        that of its tensor. `rows` marks the rows to be sent, `ids` are those of samples.
+        """
         began = perf_counter()
         state, requested = self._begin_step(x, at)
         residue = residue or Residue(None if rows is None else _mark_rows(rows, x, requested), dims=tuple(x.shape))
-        made = self._encode(x, requested, state, at, residue, ids, tally)
+        made = self._encode_as(x, requested, state, at, residue, ids, tally)
         seconds, state, notes = perf_counter() - began, made.state, made.notes
         if requested not in (None, made.codec) and not tally.skip_reason:
             kind, dims, used = x.dtype.name, list(x.shape), made.codec or NONE
             notes = (*notes, f"{requested} would not make {kind}{dims} smaller, so it is sent as {used}")
         if at.training and at.first and not tally.skip_reason:
-            state = note_changes(tally, self.name, self.way, self.states.find_state(self.key), state, made.codec)
-            if not self.way.lossless and (state.error is None or is_due(state.steps)):
+            state = note_changes(tally, self.name, self.encoding, self.states.find_state(self.key), state, made.codec)
+            if not self.encoding.lossless and (state.error is None or is_due(state.steps)):
                 state = replace(state, error=self._measure_error(x, made, state))
         self.states.put(self.key, state)
         report = report_crossing(
@@ -104,22 +108,27 @@ class Outgoing(_ChannelEnd):
         return made.payload, made.residue
 
     def _begin_step(self, x: Any, at: TensorPosition) -> tuple[ChannelState, Codec | None]:
-        """Count a step of training, and consider the next rung of the ladder; returns the codec that the step uses."""
-        state, way = self.states.find_state(self.key), self.way
+        """Count a step of training, and consider the next rung of the ladder; returns the state, and the codec that the
+        step uses.
+        """
+        state, encoding = self.states.find_state(self.key), self.encoding
         starts = at.training and at.first
         if starts:
             state = replace(state, steps=state.steps + 1)
         done = state.steps - 1 if at.training else state.steps
-        if done < way.start:
+        if done < encoding.start:
             return state, None
-        more = not way.auto and state.rung + 1 < len(way.rungs)
-        if starts and more and (done - way.start) % LADDER_EVERY == 0:
-            precision = (way.rungs[state.rung + 1] or PLAIN).precision or PLAIN
-            if measure_distance(x, precision.decode(precision.encode(x), tuple(x.shape), x.dtype.name)) <= way.bound:
+        more = not encoding.auto and state.rung + 1 < len(encoding.rungs)
+        if starts and more and (done - encoding.start) % LADDER_EVERY == 0:
+            precision = (encoding.rungs[state.rung + 1] or PLAIN).precision or PLAIN
+            if (
+                measure_distance(x, precision.decode(precision.encode(x), tuple(x.shape), x.dtype.name))
+                <= encoding.bound
+            ):
                 state = replace(state, rung=state.rung + 1)
-        return state, way.rungs[min(state.rung, len(way.rungs) - 1)]
+        return state, encoding.rungs[min(state.rung, len(encoding.rungs) - 1)]
 
-    def _encode(
+    def _encode_as(
         self,
         x: Any,
         requested: Codec | None,
@@ -129,27 +138,30 @@ class Outgoing(_ChannelEnd):
         ids: Any,
         tally: Tally,
     ) -> _Encoded:
-        way, dims = self.way, tuple(x.shape)
+        encoding, dims = self.encoding, tuple(x.shape)
         kept = x if residue.rows is None else _select_rows(x, residue.rows)
-        exact = way.lossless or way.cast is not None
+        exact = encoding.lossless or encoding.cast is not None
         codec = (
             requested
             if exact
             else choose_codec(requested, x.dtype.name, tuple(kept.shape), taken=residue.has_structure)
         )
-        structure, differs = None if codec is None else codec.structure, codec is not None and way.delta is not None
+        structure, differs = (
+            None if codec is None else codec.structure,
+            codec is not None and encoding.delta is not None,
+        )
         remembers = differs or (structure is not None and structure.remembers(dims))
-        if (remembers or (at.training and way.nonfinite == SKIP)) and not is_all_finite(kept):
+        if (remembers or (at.training and encoding.nonfinite == SKIP)) and not is_all_finite(kept):
             self._skip_or_raise(at, tally)
             return _Encoded(x, None, Residue(dims=dims), state)
-        if codec is not None and way.cast is not None:
+        if codec is not None and encoding.cast is not None:
             floating, cast = x.dtype.is_floating, codec.precision or PLAIN
             clamped = blocks.count_clamped(x) if cast.clamps and floating else 0
             payload = cast.encode(x)[0] if floating else x
             return _Encoded(payload, codec, residue, state, clamped, _CLAMPED_NOTES if clamped else ())
-        if codec is None and residue.rows is None and not way.zstd:
+        if codec is None and residue.rows is None and not encoding.zstd:
             return _Encoded(x, None, residue, state)
-        if way.delta is not None and deltas.can_cache_differences(codec, dims, ids):
+        if encoding.delta is not None and deltas.can_cache_differences(codec, dims, ids):
             held = self._cache(state)
             notes, stamp = deltas.explain_full_samples(held, dims, ids), held.stamp(ids)
             data, decoded = deltas.encode(codec, x, ids, held, residue.rows)
@@ -175,7 +187,7 @@ class Outgoing(_ChannelEnd):
             state = replace(state, structure=made.state)
         rows = None if self.is_gradient else residue.rows
         payload: Any = self._pack(x, codec, state.version, Payload(made.data, rows, news))
-        if self.way.lossless and payload.nbytes >= payload.raw_bytes:
+        if self.encoding.lossless and payload.nbytes >= payload.raw_bytes:
             payload = x
         if not self.is_gradient:
             residue = replace(residue, structure=made.residue, has_structure=structure is not None)
@@ -186,8 +198,8 @@ class Outgoing(_ChannelEnd):
     def _refresh(
         self, structure: Structure, kept: Any, state: ChannelState, at: TensorPosition
     ) -> tuple[ChannelState, Any]:
-        """The structure's state for the other side: sent with the first micro-batch of a training step and at the first
-        use.
+        """Refresh the structure's state with the first micro-batch of a training step and at the first use; returns the
+        state, and the update for the other side, if any.
         """
         dims = tuple(kept.shape)
         known = state.structure is not None and structure.fits(state.structure, dims)
@@ -199,8 +211,8 @@ class Outgoing(_ChannelEnd):
         return replace(state, structure=held, version=version), None if news is None else join(news)
 
     def _pack(self, x: Any, codec: Codec | None, version: int, payload: Payload) -> Packed:
-        data = write_payload(payload, zstd=self.way.zstd)
-        return Packed(data, self.way.numbers[codec], version, x.dtype.name, tuple(x.shape))
+        data = write_payload(payload, zstd=self.encoding.zstd)
+        return Packed(data, self.encoding.numbers[codec], version, x.dtype.name, tuple(x.shape))
 
     def _measure_error(self, x: Any, made: _Encoded, state: ChannelState) -> float:
         """Relative error of the decoded tensor."""
@@ -221,7 +233,7 @@ class Outgoing(_ChannelEnd):
         """Mark the step as skipped, or raise an error if that is not allowed; in an evaluation do nothing."""
         if not at.training:
             return
-        if self.way.nonfinite != SKIP:
+        if self.encoding.nonfinite != SKIP:
             raise NonFiniteError(
                 f"{self.name} contains a NaN or an infinity",
                 boundary=self.name,
@@ -240,17 +252,17 @@ class Incoming(_ChannelEnd):
 
     dtype: str = ""
 
-    def take(
+    def decode(
         self, received: Any, tally: Tally, residue: Residue | None = None, ids: Any = None, *, first: bool = False
     ) -> tuple[Any, Residue]:
-        """Decode a micro-batch's tensor: the tensor, and the residue for its gradient. `ids` are those of its samples;
-        `first` marks the first one of a training step.
+        """Decode a micro-batch's tensor: the tensor, and the residue for its gradient. For a gradient, `residue` is
+        that of its tensor. `ids` are those of its samples; `first` marks the first one of a training step.
         """
         began, before, residue = perf_counter(), self.states.find_state(self.key), residue or Residue()
         if isinstance(received, Packed):
             codec, x, residue = self._decode_packed(received, residue, ids)
         else:
-            codec, x = None if self.way.cast is None else self.way.codec, tf.convert_to_tensor(received)
+            codec, x = None if self.encoding.cast is None else self.encoding.codec, tf.convert_to_tensor(received)
             if codec is not None and self.dtype not in ("", x.dtype.name):
                 x = blocks.restore(x, self.dtype)
         timed = isinstance(received, Packed) or codec is not None
@@ -258,15 +270,15 @@ class Incoming(_ChannelEnd):
         tally.add_received(self.name, report_crossing(received, x, codec, decode_seconds=seconds))
         if first:
             after = self.states.find_state(self.key)
-            self.states.put(self.key, note_changes(tally, self.name, self.way, before, after, codec))
+            self.states.put(self.key, note_changes(tally, self.name, self.encoding, before, after, codec))
         return x, residue
 
     def _decode_packed(self, received: Packed, residue: Residue, ids: Any) -> tuple[Codec | None, Any, Residue]:
-        if received.codec not in self.way.by_number:
+        if received.codec not in self.encoding.by_number:
             raise RemoteProtocolError(
-                f"received codec {received.codec}, which is not one of '{self.way}'", where=self.name
+                f"received codec {received.codec}, which is not one of '{self.encoding}'", where=self.name
             )
-        codec = self.way.by_number[received.codec]
+        codec = self.encoding.by_number[received.codec]
         structure = None if codec is None else codec.structure
         payload = self._read_payload(received, structure)
         if payload.changes:
@@ -293,12 +305,12 @@ class Incoming(_ChannelEnd):
         return codec, tf.reshape(x, received.dims), residue
 
     def _read_payload(self, received: Packed, structure: Structure | None) -> Payload:
-        news, most = 0, received.raw_bytes + _EXTRA_BYTES * self.way.lossless
+        news, most = 0, received.raw_bytes + _EXTRA_BYTES * self.encoding.lossless
         if structure is not None and received.dims and structure.numbers(received.dims) is not None:
             news = nbytes(structure.news(received.dims))
-        if self.way.delta is not None:
+        if self.encoding.delta is not None:
             most = max(most, deltas.most_bytes(received.dims))
-        return read_payload(received.data, prod(received.dims[:-1]), news, most, zstd=self.way.zstd)
+        return read_payload(received.data, prod(received.dims[:-1]), news, most, zstd=self.encoding.zstd)
 
     def _decode_changes(self, codec: Codec | None, payload: Payload, received: Packed, ids: Any) -> Any:
         """Decode a tensor sent as differences to cached samples, which must be the same on both sides."""
@@ -311,7 +323,9 @@ class Incoming(_ChannelEnd):
         return made
 
     def _learn_state(self, codec: Codec | None, payload: Payload, received: Packed, dims: Dims) -> ChannelState:
-        """Update the state by a received update; it must then equal that of the other side."""
+        """The state, after storing the update that was received with the tensor, if any. Its version must equal that
+        of the other side.
+        """
         state, structure = self.states.find_state(self.key), None if codec is None else codec.structure
         if structure is None or not dims or not structure.news(dims):
             return state
@@ -343,7 +357,7 @@ def is_due(step: int) -> bool:
 
 
 def measure_distance(x: Any, decoded: Any) -> float:
-    """The norm of the difference relative to that of the tensor; 0 for an unchanged tensor of zeros."""
+    """The norm of the difference relative to that of the tensor; for a tensor of zeros the norm itself."""
     wide = tf.cast(x, tf.float32)
     off, size = tf.norm(wide - tf.cast(decoded, tf.float32)), tf.norm(wide)
     return float(off) if float(size) == 0 else float(off / size)
@@ -370,7 +384,9 @@ def make_rounding_key(name: str, at: TensorPosition) -> np.ndarray:
 
 
 def _mark_rows(rows: Any, x: Any, codec: Codec | None) -> Any:
-    """One truth value for each row of the matrix, or None if all are sent."""
+    """A truth value for each row of the tensor as a matrix; None if all rows are sent, because omitting some would not
+    save bytes.
+    """
     if x.shape.rank < 1:
         return None
     marks, dims = np.asarray(rows).astype(bool).reshape(-1), tuple(x.shape)

@@ -31,7 +31,9 @@ Place = tuple[str, Value, int]
 class LinkExchange:
     """The exchange of one step, shared by the stages of a process.
 
-    `slices` are the inputs of each micro-batch and `rows` their numbers of rows; `estimate` are estimates for the step.
+    `slices` are the inputs of each micro-batch and `rows` their numbers of rows, if known; `estimate` are estimates for
+    the step. Tensors for hosts that are not `is_local` are sent as arrays. `clocks` are those of this process's
+    replicas. A wait for another stage takes at most `patience` seconds.
     """
 
     channels: Channels
@@ -55,7 +57,7 @@ class LinkExchange:
     def __post_init__(self) -> None:
         self.crossings = self.channels.crossings
         self._saved_states = self.channels.states.copy()
-        self.channels.auto.choose(self.estimate, self.channels.last, self.tally)
+        self.channels.codec_chooser.choose(self.estimate, self.channels.last_reports, self.tally)
 
     def restore_states(self) -> None:
         """Restore the codec states from before a failed or skipped step."""
@@ -79,7 +81,7 @@ class LinkExchange:
     def _send(
         self, crossing: Crossing, source_host: str, host: str, micro_batch: int, sent_tensor: Any, tensor: Any
     ) -> None:
-        """Send a tensor, encoded or not."""
+        """Send a `tensor` to another host as `sent_tensor`, which may be encoded."""
         raw = int(tensor.shape.num_elements()) * tensor.dtype.size  # tf.size would run an op
         if isinstance(sent_tensor, Packed):
             size = sent_tensor.nbytes
@@ -125,7 +127,7 @@ class LinkExchange:
         )
         with self._time_coding("encode", crossing, route, (route.source_host, crossing.value, micro_batch), route.seat):
             before = self._residues.get(place) if crossing.is_gradient else None
-            payload, after = end.send(tensor, at, self.tally, before, rows, ids)
+            payload, after = end.encode(tensor, at, self.tally, before, rows, ids)
             if not crossing.is_gradient:
                 self._residues[place] = after
         return payload
@@ -145,7 +147,7 @@ class LinkExchange:
                         f"received {end.name} with {received.dims[0]} rows instead of {due}", where=end.name
                     )
             before = self._residues.get(place) if crossing.is_gradient else None
-            tensor, after = end.take(received, self.tally, before, ids, first=first)
+            tensor, after = end.decode(received, self.tally, before, ids, first=first)
             if not crossing.is_gradient:
                 self._residues[place] = after
         return tensor
@@ -156,23 +158,20 @@ class LinkExchange:
 
     @contextlib.contextmanager
     def _time_coding(self, what: str, crossing: Crossing, route: Route, place: Place, seat: Seat) -> Iterator[None]:
-        """Context of a codec; its time counts for the stage that sends, or that reads first. Codec state is used in the
-        order of micro-batches, independent of the speeds of local replicas.
+        """Context of a codec; its time counts for the stage that sends, or that reads first. It first waits for the
+        previous micro-batch of its route: codec state is used in their order, whichever local replica is faster.
         """
         host, value, micro_batch = place
-        clock = None if crossing.way.plain else self.clocks.get(seat)
+        if route.previous_micro_batch is not None:
+            with self._condition:
+                self._wait_for(self._finished_codings, (host, value, route.previous_micro_batch))
+        clock = None if crossing.encoding.plain else self.clocks.get(seat)
         timed = None if clock is None else clock.time_codec(what, crossing.kind, micro_batch, crossing.phase)
         with timed or contextlib.nullcontext():
-            if (
-                route.previous_micro_batch is not None
-                and (host, value, route.previous_micro_batch) not in self._finished_codings
-            ):
-                with self._condition:
-                    self._wait_for(self._finished_codings, (host, value, route.previous_micro_batch))
             yield
-            with self._condition:
-                self._finished_codings.add(place)
-                self._condition.notify_all()
+        with self._condition:
+            self._finished_codings.add(place)
+            self._condition.notify_all()
 
     # ------------------------------------------------------------------ values stored on a host
     def _store_value(self, route: Route, place: Place, tensor: Any) -> None:
@@ -182,7 +181,7 @@ class LinkExchange:
             self._condition.notify_all()
 
     def _wait_for(self, ready: Mapping[Place, Any] | set[Place], place: Place) -> None:
-        """Block until a condition on a micro-batch's local value holds; raises if a stage fails or patience ends."""
+        """Wait until `ready` contains a place, with the condition held; raises if a stage fails or patience ends."""
         come = self._condition.wait_for(lambda: place in ready or self._failure is not None, self.patience)
         if self._failure is not None:
             raise self._failure

@@ -52,7 +52,7 @@ class ChannelState:
 
 @dataclass
 class States:
-    """Codec states of a run by name, shared by the steps of all programs of a boundary's model."""
+    """Codec states of a run by name, shared by all of its programs; those of one `model` are found and put."""
 
     states_by_name: dict[str, ChannelState] = field(default_factory=dict)
     model: int = 0
@@ -83,8 +83,8 @@ class States:
         return found
 
     def drop(self, received: Mapping[str, Mapping[str, int]], ends: Iterable[str] = ()) -> list[str]:
-        """Drop, in all processes, the states that differ in version, or are missing, in some process with an end.
-        Returns their names.
+        """Drop the states that differ in version, or are missing, in some process with an end; `received` has the
+        versions of the other processes, which drop the same. Returns the names of their channels.
         """
         own = self.versions(ends)
         versions: dict[str, set[int]] = {}
@@ -135,26 +135,26 @@ class Models:
 
 
 class TensorPosition(NamedTuple):
-    """Position of a tensor: its program's step, the micro-batch, and whether the step trains; `lead` is the first
-    micro-batch of the step between the same two hosts.
+    """Position of a tensor: its program's step, the micro-batch, and whether the step trains, with the run's seed;
+    `first_micro_batch` is the first one of the step on the same route.
     """
 
     step: int
     micro_batch: int
     training: bool
     seed: int = 0
-    lead: int = 0
+    first_micro_batch: int = 0
 
     @property
     def first(self) -> bool:
-        """Whether it is the step's first tensor between these two hosts."""
-        return self.micro_batch == self.lead
+        """Whether it is the step's first tensor on its route."""
+        return self.micro_batch == self.first_micro_batch
 
 
 @dataclass(frozen=True)
 class Residue:
-    """Encoder information for a micro-batch's gradient: the rows that were sent, whether a structure was applied
-    (`has_structure`) and its residue, and the tensor's sizes.
+    """What both ends keep of a micro-batch's tensor to encode and decode its gradient: the rows that were sent, whether
+    a structure was applied (`has_structure`) and its residue, and the tensor's sizes.
     """
 
     rows: Any = None
@@ -226,14 +226,14 @@ class Tally:
 
 
 def note_changes(
-    tally: Tally, name: str, way: Encoding, before: ChannelState, after: ChannelState, codec: Codec | None
+    tally: Tally, name: str, encoding: Encoding, before: ChannelState, after: ChannelState, codec: Codec | None
 ) -> ChannelState:
     """Report at either end differences from the previous training step: of the codec, or its state. Returns the state
     that includes them; an error measured with another codec is discarded.
     """
-    if way.lossless:  # integers cross unchanged if that is smaller
+    if encoding.lossless:  # integers cross unchanged if that is smaller
         return replace(after, error=0.0)
-    current, known = format_codec(codec or NONE), after.codec or (NONE if way.auto else "")
+    current, known = format_codec(codec or NONE), after.codec or (NONE if encoding.auto else "")
     if known and current != known:
         tally.note_change(name, f"{known} -> {current}")
     structure = None if codec is None else codec.structure

@@ -437,7 +437,7 @@ class ClusterCopy:
         self.captured.initialize_variables(lambda variable: True)
         own = self.run.here().worker
         held = dict.fromkeys(self.captured.variables, (own,))
-        self.run.ledger.settle(self.captured.variables, held, self.other_cluster_workers)
+        self.run.ledger.register_program(self.captured.variables, held, self.other_cluster_workers)
 
     def make_own_runner(self, inner: Runner) -> Runner:
         """Wrap the runner of a cluster's step in the synchronisation after it; only for steps that train, and with more

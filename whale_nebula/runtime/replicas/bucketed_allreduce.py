@@ -17,14 +17,16 @@ from whale_nebula.ir.cut import Cut, Fragment
 from whale_nebula.ir.layout import SPLIT, find_local_spec
 from whale_nebula.passes.exchange import ReplicaMessage
 from whale_nebula.passes.replicas import has_one_order
-from whale_nebula.runtime.replicas.collectives import DTYPES, Collectives, Group, groups
+from whale_nebula.runtime.replicas.collectives import DTYPES, Collectives, Group, make_groups
 from whale_nebula.runtime.step.compiled import BoundFunction, Compiled
 from whale_nebula.runtime.step.gradients import GradientSums
 from whale_nebula.spec import Spec, Value
 
 
 class SummedStage(Protocol):
-    """The interface of a stage in a step: its micro-batches, and its own and merged sums."""
+    """The interface of a stage in a step: its micro-batches (`turns`), its sums, and which of them are summed over all
+    replicas.
+    """
 
     stage: int
     turns: Sequence[int]
@@ -34,7 +36,9 @@ class SummedStage(Protocol):
 
 @dataclass
 class BucketedAllReduce:
-    """The groups of replicas, by stage; a group names its sums by the number of the program."""
+    """The all-reduces of a worker's gradients. `groups` are those of the replicas, by stage; names of sums contain the
+    number of the `program`.
+    """
 
     cut: Cut
     groups: Mapping[int, Group]
@@ -51,9 +55,9 @@ class BucketedAllReduce:
             self._shapes[each] = self._find_shape(each)
         return self._shapes[each] is not None
 
-    def add(self, run: SummedStage, messages: Sequence[ReplicaMessage]) -> None:
-        """Replace this replica's values by the sums over all replicas, unless already done. A replica without rows
-        adds zeros.
+    def sum_remaining(self, run: SummedStage, messages: Sequence[ReplicaMessage]) -> None:
+        """Replace this replica's gradients by the sums over all replicas, except those that `run_last` has summed. A
+        replica without micro-batches adds zeros.
         """
         chosen = [each for each in self._choose_messages(run.stage, messages) if each not in run.summed_messages]
         if chosen:
@@ -67,8 +71,8 @@ class BucketedAllReduce:
     def run_last(
         self, run: SummedStage, piece: BoundFunction, tensors: Sequence[Any], messages: Sequence[ReplicaMessage]
     ) -> dict[Value, Any] | None:
-        """Run the last micro-batch of a replica and sum the replicas' gradients; returns the other outputs of the
-        piece, or None if it does not compute all of the gradients to sum.
+        """Run a piece on the last micro-batch of a replica, and sum the replicas' gradients in the same function.
+        Returns the other outputs of the piece; None, without running it, if it does not compute all of the gradients.
         """
         chosen = self._choose_messages(run.stage, messages)
         if not chosen or any(each.values[0] not in piece.fetches for each in chosen):
@@ -103,7 +107,7 @@ class BucketedAllReduce:
         return tf.function(body, input_signature=specs, autograph=False).get_concrete_function(), rest
 
     def _choose_messages(self, stage: int, messages: Sequence[ReplicaMessage]) -> list[ReplicaMessage]:
-        """The messages to sum for a stage: gradients of the last layers first, because they are available first."""
+        """The messages of a stage to sum: gradients of the last layers first, because they are computed first."""
         return [each for each in reversed(messages) if each.stage == stage and self.can_sum(each)]
 
     def _store_sums(self, run: SummedStage, chosen: Sequence[ReplicaMessage], found: Sequence[Any]) -> None:
@@ -119,7 +123,7 @@ class BucketedAllReduce:
         return self.groups[stage].sum(own, f"{self.program} {stage} {chosen[0].slot}", axes)
 
     def _find_shape(self, each: ReplicaMessage) -> tuple[int, ...] | None:
-        """The shape of a dense gradient, or of this worker's piece; None if it is a list of rows, or unknown."""
+        """The shape of a dense gradient, or of this worker's piece; None if collectives cannot sum it."""
         program, (request, source, *_) = self.cut.program, each.key
         part = program.gradient_parts[each.key]
         variable = program.variable_ops.get(program.requests[request].origins[source])
@@ -140,6 +144,8 @@ class BucketedAllReduce:
 def make_bucketed_allreduce(
     compiled: Compiled, collectives: Collectives | None, program: int
 ) -> BucketedAllReduce | None:
-    """The groups of this worker; None if TensorFlow's collectives are not available."""
-    found = groups(compiled.cut, compiled.worker, collectives, f"program {program}")
+    """The all-reduces of this worker; None if it runs no replicated stage, or if TensorFlow's collectives are not
+    available.
+    """
+    found = make_groups(compiled.cut, compiled.worker, collectives, f"program {program}")
     return BucketedAllReduce(compiled.cut, found, program, compiled.worker) if found else None

@@ -31,9 +31,9 @@ class CollectiveCosts:
 def time_collectives(
     workers: int, sizes: Sequence[int], runs: int, goes_on: Callable[[float], bool] = lambda seconds: True
 ) -> dict[str, list[list[float]]]:
-    """Seconds of each run, by kind and size: bytes of whole tensors, in ascending order. All workers of the cluster
-    call it at the same point. `goes_on` is called before each size but the first two, with the estimated seconds of the
-    measurement, and must return the same value in all of them.
+    """Seconds of each run, by kind, and then for each of the `sizes`: bytes of whole tensors, in ascending order. All
+    workers of the cluster call it at the same point. `goes_on` is called before each size but the first two, with the
+    estimated seconds of its measurement, and must return the same value in all of them.
     """
     found: dict[str, list[list[float]]] = {kind: [] for kind in (ALL_REDUCE, ALL_GATHER, ALL_TO_ALL)}
     taken = 0.0
@@ -82,7 +82,9 @@ def _time_one(kind: str, workers: int, size: int, runs: int) -> list[float]:
 
 
 def _list_collectives(workers: int) -> dict[str, tuple[Callable[..., Any], int, int]]:
-    """By kind: its op, the rows of a worker's tensor, and the resulting rows of the whole tensor."""
+    """By kind: its op, the rows of a worker's tensor, and by which number the bytes of the whole tensor are divided to
+    get those of a row.
+    """
     return {
         ALL_REDUCE: (functools.partial(tf_collectives.reduce, op="Add"), workers, workers),
         ALL_GATHER: (tf_collectives.gather, 1, workers),

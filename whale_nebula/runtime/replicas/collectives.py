@@ -66,16 +66,17 @@ def apply_packed(
     if len(chosen) == 1:
         return [do(chosen[0])]
     packed = do(tf.concat([tf.reshape(tensor, [-1]) for tensor in chosen], 0))
-    pieces = tf.split(packed, [count(tensor) for tensor in chosen])
+    pieces = tf.split(packed, [count_elements(tensor) for tensor in chosen])
     return [tf.reshape(piece, tensor.shape) for piece, tensor in zip(pieces, chosen, strict=True)]
 
 
-def count(tensor: tf.Tensor) -> int:
+def count_elements(tensor: tf.Tensor) -> int:
     """The number of elements of a tensor of known shape."""
     return int(np.prod(tensor.shape.as_list(), dtype=np.int64))
 
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
+"""The element types that collectives sum."""
 _POLL_SECONDS, _LOST_POLLS = 0.25, 4
 
 
@@ -100,8 +101,9 @@ def open_collectives(
 ) -> Collectives:
     """Become task `index` of the cluster with workers at `addresses` ("host:port"), and listen on its own port.
 
-    If all hosts are numeric, only these hosts and this one can connect. `lost` is polled during a long sum: only the
-    neighbour in the ring detects a dead process, and the others would wait.
+    If all hosts are numeric, only these hosts and this one can connect. `lost` returns the error of a lost worker, if
+    there is one; it is polled during a long sum: only the neighbour in the ring detects a dead process, and the others
+    would wait.
     """
     if not can_open(index, len(addresses)):
         raise StateError(
@@ -116,7 +118,9 @@ def open_collectives(
 
 @dataclass(frozen=True, eq=False)
 class Collectives:
-    """The tasks of a cluster, and the index of this process."""
+    """TensorFlow's collectives between the tasks of a cluster, of which this process is number `index`. A wait for the
+    others takes at most `patience` seconds.
+    """
 
     index: int
     addresses: tuple[str, ...]
@@ -125,7 +129,7 @@ class Collectives:
     _failures: list[NebulaError] = field(default_factory=list, repr=False)
 
     def group(self, members: Sequence[int], name: str) -> Group:
-        """Create a group of tasks that sum among themselves; all of them pass the same members and the same name."""
+        """The group of these tasks, which sum among themselves; all of them pass the same members and the same name."""
         chosen = tuple(sorted(set(members)))
         if self.index not in chosen or not set(chosen) <= set(range(len(self.addresses))):
             raise OptionError(
@@ -159,11 +163,11 @@ class Collectives:
 
     def _watch(self, doing: str, done: threading.Event) -> None:
         """Abort a sum that other members will not reach. A member that exited normally has sent all its parts."""
-        until, glances = time.monotonic() + self.patience, 0
+        until, lost_polls = time.monotonic() + self.patience, 0
         while not done.wait(_POLL_SECONDS):
             lost = self.find_lost()
-            glances = glances + 1 if lost is not None else 0
-            if glances < _LOST_POLLS and time.monotonic() < until:
+            lost_polls = lost_polls + 1 if lost is not None else 0
+            if lost_polls < _LOST_POLLS and time.monotonic() < until:
                 continue
             if not done.is_set():
                 self.abort(lost or self._late_error(doing))
@@ -196,14 +200,14 @@ class Collectives:
 
 
 class CollectiveKeys:
-    """Numbers for the names of collectives: the same in every process, and one name for each."""
+    """The keys of collectives, which are hashes of their names and therefore the same in every process."""
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
         self._lock = threading.Lock()
 
     def find_number(self, name: str) -> int:
-        """The number of a name."""
+        """The key of a name; raises an error if another name has the same one."""
         key = tf_collectives.hash_key(name)
         with self._lock:
             if self._names.setdefault(key, name) != name:
@@ -216,8 +220,8 @@ class CollectiveKeys:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Some workers of a cluster, which sum tensors among themselves. Repeated calls have the same key, because one ends
-    before the next begins.
+    """Some workers of a cluster, by their tasks (`members`), which sum tensors among themselves. Repeated calls have
+    the same key, because one ends before the next begins.
     """
 
     collectives: Collectives
@@ -251,7 +255,7 @@ class Group:
             return self._exchange_function(tf.constant(rows[order])).numpy()[np.argsort(order)]
 
     def gather(self, row: Any) -> Any:
-        """The arrays of int32 of all members on CPUs, of the same size, as rows in the order of the members."""
+        """All-gather of an array of int32 on CPUs, of the same size in all members: a row for each, in their order."""
         with self.collectives.explain_failures(f"a gathering of group {self.name!r}"):
             return self._gather_function(tf.constant(row[np.newaxis])).numpy()[np.argsort(self._sorted_members)]
 
@@ -286,7 +290,7 @@ class Group:
         ]
         graph = self._graphs.setdefault(tf.compat.v1.get_default_graph(), _GraphSums())
         call = f"{name}/{graph.count_call(f'{name}{forms}')}/{forms}"
-        sizes = [count(tensor) * tensor.dtype.size for tensor in tensors]
+        sizes = [count_elements(tensor) * tensor.dtype.size for tensor in tensors]
         sums: list[Any] = [None] * len(tensors)
         for bucket in group_into_buckets([dtype for dtype, _ in forms], sizes, BUCKET_BYTES):
             key = self._keys.find_number(f"{call}/{bucket[0]}")
@@ -308,7 +312,7 @@ class Group:
         """
         members = len(self.members)
         cut = [tf.split(tensor, divide(tensor.shape[axis], members), axis) for tensor, axis in tensors]
-        sizes = [sum(count(pieces[member]) for pieces in cut) for member in range(members)]
+        sizes = [sum(count_elements(pieces[member]) for pieces in cut) for member in range(members)]
         flat = []
         for member, size in enumerate(sizes):
             flat += [tf.reshape(pieces[member], [-1]) for pieces in cut]
@@ -337,7 +341,7 @@ class Group:
 
 @dataclass
 class _GraphSums:
-    """The sums of a group in one graph: the count by call, and the last one."""
+    """The sums of a group in one graph: how many there are of each call, and the last one."""
 
     seen: Counter[str] = field(default_factory=Counter)
     last: weakref.ref[tf.Tensor] | None = None
@@ -354,7 +358,7 @@ class _GraphSums:
 
 
 def _make_function(compute: Callable[..., Any]) -> Any:
-    """A function of collectives, whose traces are as many as the shapes."""
+    """A function of collectives, which is traced for each shape without a warning."""
     return silence_retracing_warning(tf.function(compute, autograph=False))
 
 
@@ -368,17 +372,17 @@ def _check_tensors(tensors: Sequence[tf.Tensor]) -> None:
             )
 
 
-def groups(cut: Cut, own: str, collectives: Collectives | None, name: str) -> dict[int, Group]:
-    """By stage, the group of replicas that this worker belongs to, each with a unique name."""
+def make_groups(cut: Cut, worker: str, collectives: Collectives | None, name: str) -> dict[int, Group]:
+    """By stage, the group of the workers of its replicas, if `worker` is one of them. `name` must be unique."""
     if collectives is None:
         return {}
-    cluster = next(worker.cluster for worker in cut.workers if worker.name == own)
-    tasks = sorted(worker.name for worker in cut.workers if worker.cluster == cluster)
-    hosts = {stage: cut.routings[own].hosts_of(stage) for stage in sorted(cut.routing.replicated)}
+    cluster = next(each.cluster for each in cut.workers if each.name == worker)
+    tasks = sorted(each.name for each in cut.workers if each.cluster == cluster)
+    hosts = {stage: cut.routings[worker].hosts_of(stage) for stage in sorted(cut.routing.replicated)}
     return {
-        stage: collectives.group([tasks.index(host) for host in each], f"{name} stage {stage}")
-        for stage, each in hosts.items()
-        if own in each
+        stage: collectives.group([tasks.index(host) for host in members], f"{name} stage {stage}")
+        for stage, members in hosts.items()
+        if worker in members
     }
 
 
@@ -388,7 +392,9 @@ _ACTIVITY = "the moments of stage {} over its replicas"
 
 @dataclass
 class ReplicaSums:
-    """The sums of a program's stages on this worker; a group names them by the number of the program."""
+    """The sums over replicas in the functions of a program's stages on this worker. `groups` are those of the replicas,
+    by stage; names of sums contain the number of the `program`.
+    """
 
     cut: Cut
     groups: Mapping[int, Group]
@@ -396,17 +402,17 @@ class ReplicaSums:
     worker: str
     _zero_functions: dict[Fragment, Any] = field(default_factory=dict)
 
-    def ops(self, fragment: Fragment) -> tuple[int, ...]:
+    def list_ops(self, fragment: Fragment) -> tuple[int, ...]:
         """The sums in a fragment, in the order in which all replicas run them."""
         found = tuple(sorted(op for op in fragment.ops if self.cut.program.graph.ops[op].type == REPLICA_SUM))
         return found if fragment.kind in _SUMMED_KINDS and fragment.stage in self.groups else ()
 
     def replace_markers(self, fragment: Fragment, marks: Sequence[Any]) -> dict[Any, Any]:
-        """Replace the markers of sums in the graph that is being traced by the sums, in the order of `ops`; returns the
-        replacement of each marker.
+        """Replace the markers of sums, in the order of `list_ops`, by the sums in the graph that is being traced;
+        returns the replacement of each marker.
         """
         found = {}
-        for op, mark in zip(self.ops(fragment), marks, strict=True):
+        for op, mark in zip(self.list_ops(fragment), marks, strict=True):
             total = self.add(fragment, op, mark.op.inputs[0])
             for reader, place in tf_patch.list_readers(mark):
                 tf_private.set_input(reader, place, total)
@@ -420,8 +426,8 @@ class ReplicaSums:
         return total
 
     def sum_zeros(self, fragment: Fragment | None) -> None:
-        """Take part in the sums of a fragment without any rows."""
-        if fragment is None or not self.ops(fragment):
+        """Take part in the sums of a fragment with zeros, because this replica has no micro-batch."""
+        if fragment is None or not self.list_ops(fragment):
             return
         if fragment not in self._zero_functions:
             self._zero_functions[fragment] = tf.function(
@@ -450,7 +456,8 @@ class ReplicaSums:
         """The sums of a fragment by their op, each with a unique name and the shape of this worker's operand."""
         about = f"{self.program} {fragment.phase} {fragment.stage} {fragment.kind}"
         return {
-            op: (f"{about} {number}", self._find_spec(fragment, op)) for number, op in enumerate(self.ops(fragment))
+            op: (f"{about} {number}", self._find_spec(fragment, op))
+            for number, op in enumerate(self.list_ops(fragment))
         }
 
     def _find_spec(self, fragment: Fragment, op: int) -> Spec:
@@ -463,6 +470,8 @@ class ReplicaSums:
 
 
 def make_replica_sums(cut: Cut, worker: str, collectives: Collectives | None, program: int) -> ReplicaSums | None:
-    """The sums of a worker; None if no function of its stages has any."""
-    found = groups(cut, worker, collectives, f"moments of program {program}")
+    """The sums over replicas of a worker; None if it runs no stage with replicas in other workers, or if TensorFlow's
+    collectives are not available.
+    """
+    found = make_groups(cut, worker, collectives, f"moments of program {program}")
     return ReplicaSums(cut, found, program, worker) if found else None

@@ -376,7 +376,7 @@ def hold_pieces(shards: Shards, parted: NewShards, captured: Captured, ledger: L
             made = tf.Variable(first, trainable=False, name=f"{path}/piece", dtype=own.dtype)
         piece = Piece(layout, count, shards.index(stage), made, path, group[0], shards.collectives)
         del first  # before the next one is drawn
-        ledger.hold(own, piece)
+        ledger.hold_piece(own, piece)
     for stage in shards.stages:
         for op, layout in shards.cut.layouts[stage].variables.items():
             if layout.kind == SPLIT:

@@ -1,7 +1,7 @@
 """Executing a step: from the call of a training function to the update of its variables.
 
 1. `step.Step.run` lays out the arguments of a call; a new signature is captured (`capture.step`), compiled
-  (`passes.pipeline`) and given an engine (`engine.engine`).
+  (`passes.pipeline`) and given an engine (`engine.make_engine`).
 2. The engine's runner executes it: `local` (all stages in this process: one TensorFlow function if links are free,
   otherwise actors over memory links) or `distributed` (this process's stages, links to the others).
 3. `distributed` announces the step to the other processes, and checks their announcements: number, rows, fingerprints.

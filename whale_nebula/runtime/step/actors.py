@@ -24,6 +24,7 @@ from whale_nebula.ir.cut import PhasePlan
 from whale_nebula.ir.program import Stage
 from whale_nebula.ir.routing import Routing, Seat
 from whale_nebula.report.records import LinkReport
+from whale_nebula.runtime.exchange.auto import StepEstimate
 from whale_nebula.runtime.exchange.crossing import Channels
 from whale_nebula.runtime.exchange.link_exchange import LinkExchange
 from whale_nebula.runtime.exchange.state import States
@@ -32,7 +33,7 @@ from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.step.clock import Clocks, LineClock, Runner, StepOutcome
 from whale_nebula.runtime.step.compiled import Compiled
 from whale_nebula.runtime.step.gradients import GradientSums
-from whale_nebula.runtime.step.measurements import LineRates, Medians, StageMeasurements
+from whale_nebula.runtime.step.measurements import LineRates, Medians, StageMeasurements, count_busiest_turns
 from whale_nebula.runtime.step.peers import Peers
 from whale_nebula.runtime.step.rollback import Guard
 from whale_nebula.runtime.step.stage_run import BoundaryExchange, StageRun
@@ -88,10 +89,11 @@ class Turnstile:
 
 @dataclass
 class RunningStep:
-    """A running step: its batch, its exchange, its clocks and its rollback.
+    """A running step: its batch, its exchange, its clocks and its rollback (`guard`).
 
-    `paces` are those of the phases, once measured. Stages use its `stage_exchange` for boundaries, or otherwise the
-    link exchange. `announcements` has the announcements of the step by the other processes, once they all match.
+    `paces` are those of the phases, once measured. Stages use `stage_exchange` for boundaries, if there is one,
+    otherwise the link exchange. `announcements` has the announcements of the step by the other processes, once they all
+    match.
     """
 
     batch: Batch
@@ -106,7 +108,11 @@ class RunningStep:
 
 @dataclass
 class ActorStep(Runner):
-    """Runner that uses one thread for each local replica of a stage. `lines` are the configured rates of the links."""
+    """Runner that uses one thread for each local replica of a stage. `lines` are the configured rates of the links,
+    `links` the links by the names of their hosts, `program` is the number of the program in the run, and `steps` that
+    of the next step. With `lazy`, numbers of other processes are awaited when they are read. In a step that
+    `is_sampled` each piece is timed, without all-reduces inside the backward.
+    """
 
     compiled: Compiled
     variables: Mapping[str, Any]
@@ -140,7 +146,7 @@ class ActorStep(Runner):
         return self.clocks
 
     def _name_line(self, here: str, there: str) -> str:
-        """The line that a link between hosts uses; None within a cluster."""
+        """The name of the line that a link between hosts uses; "" within a cluster."""
         one, other = map(self.channels.crossings.find_cluster, (here, there))
         return f"{one}->{other}" if one != other else ""
 
@@ -148,7 +154,7 @@ class ActorStep(Runner):
         return {pair: link.totals() for pair, link in self.links.items()}
 
     def _count_links(self, before: Mapping[tuple[str, str], LinkTotals], clocks: Clocks) -> dict[str, LinkReport]:
-        """The bytes of each line since `before`, and the seconds for which they occupied it."""
+        """What this process has sent over each line since `before`, and the seconds for which that occupied it."""
         found: dict[str, LinkReport] = {}
         for pair, link in self.links.items():
             sent = link.totals() - before[pair]
@@ -156,6 +162,11 @@ class ActorStep(Runner):
                 found[name] = found.get(name, LinkReport()) + LinkReport(*sent.counts())
         held = clocks.lines.seconds()
         return {name: report + LinkReport(seconds=held.get(name, 0.0)) for name, report in found.items()}
+
+    def _make_estimate(self, rows: Sequence[int], medians: Medians) -> StepEstimate:
+        """The estimates before a step whose micro-batches have these rows."""
+        turns = count_busiest_turns(self.routing, len(rows), self.measured.slowness)
+        return self.rates.make_estimate(rows, medians, turns)
 
     def _record_measurements(self, step: RunningStep) -> None:
         self.measured.add(step.clocks)
@@ -175,7 +186,7 @@ class ActorStep(Runner):
             links=links,
             spans=step.clocks.spans(),
             basis=self.measured.basis(counts, pace),
-            boundaries=self.channels.last,
+            boundaries=self.channels.last_reports,
             compression_lines=self.channels.list_lines(step.link_exchange.tally),
             pace=pace,
         )
@@ -183,7 +194,7 @@ class ActorStep(Runner):
     # ------------------------------------------------------------------ methods of single runners
     @abstractmethod
     def _handle_failure(self, step: RunningStep, failure: BaseException) -> BaseException:
-        """Notify others of a stage's exception; returns the exception to raise."""
+        """Notify all that wait for a stage of its exception; returns the exception to raise instead, or the same."""
 
     def _is_skipped(self, step: RunningStep, phase: int) -> bool:
         """After the micro-batches of a phase: whether its update is to be rolled back."""
@@ -202,35 +213,35 @@ class ActorStep(Runner):
             with guard.explain_phase_failure(part, phase), once.time_computing(kind, phase=phase):
                 yield
 
-        worker = WholeBatchRun(self.compiled, step.batch, values, step.peers, clock=once, lazy=self.lazy)
+        whole = WholeBatchRun(self.compiled, step.batch, values, step.peers, clock=once, lazy=self.lazy)
         with once.time_computing("whole batch"):
-            step.batch = worker.weigh_micro_batches()
+            step.batch = whole.weigh_micro_batches()
         runs = {seat: self._make_stage_run(step, seat, values) for seat in step.clocks.stages}
         with guard.roll_back_on_failure():
             with run_once("part that is computed from the whole batch", "whole batch"):
-                worker.run_whole_batch()
+                whole.run_whole_batch()
             for phase in self.compiled.cut.phases:
                 with run_once("prologue", "prologue", phase.index):
-                    worker.run_prologue(phase)
+                    whole.run_prologue(phase)
                 self._run_micro_batches(step, phase, runs)
                 if step.announcements is not None:
                     step.announcements.result()
-                out = self._is_skipped(step, phase.index)
+                is_skipped = self._is_skipped(step, phase.index)
                 failpoint("update.before")
-                if worker.has_assertions(phase):
+                if whole.has_assertions(phase):
                     with run_once(ASSERTION, "update", phase.index):
-                        worker.check_assertions(phase, list(runs.values()))
-                if not out:
+                        whole.check_assertions(phase, list(runs.values()))
+                if not is_skipped:
                     guard.begin()
                 failpoint("update.begun")
-                update = partial(worker.run_update, phase, list(runs.values()))
+                update = partial(whole.run_update, phase, list(runs.values()))
                 with run_once("update", "update", phase.index):
-                    self._run_to_end(guard.roll_back_if_skipped(update, out))
+                    self._run_to_end(guard.roll_back_if_skipped(update, is_skipped))
                 failpoint("update.after")
-            results = worker.collect_results()
+            results = whole.collect_results()
         if step.link_exchange.tally.skip_reason:
             step.link_exchange.restore_states()
-        self.channels.last = step.link_exchange.tally.reports()
+        self.channels.last_reports = step.link_exchange.tally.reports()
         return results
 
     def _make_stage_run(self, step: RunningStep, seat: Seat, values: dict[Value, Any]) -> StageRun:
@@ -275,22 +286,24 @@ class ActorStep(Runner):
         program = self.compiled.cut.program
         pipeline, stages, count = program.pipeline, len(program.stages), len(step.batch.slices)
         pace = step.paces[phase.index] if step.paces else None
-        chosen = limits(
+        in_flight = limits(
             pipeline.schedule, stages, count, pace=pace, in_flight=pipeline.in_flight,
             replicas=[each.replicas for each in program.stages], orders=self.routing.orders,
         )  # fmt: skip
         fused = {each.stage for each in phase.stages if each.fused}
-        later = choose_delays(
-            chosen, count, [stage in fused for stage in range(stages)], pace=pace, in_flight=pipeline.in_flight,
+        delays = choose_delays(
+            in_flight, count, [stage in fused for stage in range(stages)], pace=pace, in_flight=pipeline.in_flight,
             recompute=pipeline.recompute,
         )  # fmt: skip
-        every = list_instructions(
-            run.stage, stages, count, chosen[run.stage], backward=plan.backward is not None or plan.fused,
-            fused=plan.fused, phase=phase.index, delay=None if plan.weights is None else later[run.stage],
+        instructions = list_instructions(
+            run.stage, stages, count, in_flight[run.stage], backward=plan.backward is not None or plan.fused,
+            fused=plan.fused, phase=phase.index, delay=None if plan.weights is None else delays[run.stage],
         )  # fmt: skip
         skips = plan.skip is not None and run.stage in self.routing.replicated
         return [
-            each for each in every if each.micro_batch in run.turns or (skips and isinstance(each, Forward | Fused))
+            each
+            for each in instructions
+            if each.micro_batch in run.turns or (skips and isinstance(each, Forward | Fused))
         ]
 
     def _execute_instructions(
@@ -306,18 +319,19 @@ class ActorStep(Runner):
                     continue
                 failpoint("backward.before" if back else "forward.before")
                 turn = contextlib.nullcontext() if turnstile is None or back else turnstile.turn(number)
-                later = run.backward_weights if isinstance(instruction, BackwardWeights) else run.backward
+                run_backward = run.backward_weights if isinstance(instruction, BackwardWeights) else run.backward
                 with (
                     turn,
                     step.guard.explain_stage_failure(key, phase.index, number, "backward" if back else "forward"),
                 ):
-                    (later if back else run.forward)(phase, number)
+                    (run_backward if back else run.forward)(phase, number)
             if not run.turns:
                 run.join_forward_sums(phase)
         except BaseException as failure:
+            now = time.monotonic()  # earlier than the failures that the notification of others causes
             cause = self._handle_failure(step, failure)
             if not hasattr(cause, "nebula_when"):
-                cause.nebula_when = time.monotonic()  # type: ignore[attr-defined]
+                cause.nebula_when = now  # type: ignore[attr-defined]
             step.link_exchange.abort(cause)
             if turnstile is not None:
                 turnstile.abort()
@@ -341,7 +355,9 @@ def _seat_replicas(compiled: Compiled, routing: Routing) -> dict[Seat, Stage]:
 
 
 def _join(futures: Sequence[Future[None]], stop: Callable[[BaseException], None] = lambda cause: None) -> None:
-    """Join threads. On an interrupt, they finish first, so that no step is left incomplete."""
+    """Wait for threads. On an interrupt, `stop` is called with it, and they finish first, so that no step is left
+    incomplete.
+    """
     try:
         wait(futures)
     except BaseException as interrupt:

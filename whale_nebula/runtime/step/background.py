@@ -38,8 +38,8 @@ _LOG = logging.getLogger("whale_nebula.runtime.run")
 
 @dataclass(frozen=True)
 class Prepared:
-    """A capture made ahead, the `models` that it calls and, if they do not depend on other processes, the cut that the
-    passes make of it and the functions of its fragments.
+    """A capture made ahead, the `models` that it calls and, if they do not depend on other processes, the `cut` that
+    the passes make of their input (`compilation`), and its `functions`: what `_build_functions` returns.
     """
 
     captured: Captured
@@ -49,15 +49,19 @@ class Prepared:
     functions: Any = None
 
     def find_results(self, given: Compilation) -> tuple[Cut | None, Any]:
-        """The cut and the functions, if they were made of the same input of the passes."""
-        own = self.compilation
-        if own is None or (own.workers, own.held_layouts) != (given.workers, given.held_layouts):
+        """The cut and the functions, if the input of the passes for the same capture (`given`) has not changed since;
+        None for each that was not made.
+        """
+        ahead = self.compilation
+        if ahead is None or (ahead.workers, ahead.held_layouts) != (given.workers, given.held_layouts):
             return None, None
         return self.cut, self.functions
 
 
 class BackgroundTrace:
-    """A trace by a thread, with the scopes, the device and the Keras settings of the thread that starts it."""
+    """A trace by a thread, with the scopes, the device and the Keras settings of the thread that creates it. `site` is
+    the line of the script that errors and warnings name.
+    """
 
     def __init__(self, trace: Callable[[], Prepared], site: Site) -> None:
         self._trace, self._site = trace, site
@@ -79,7 +83,7 @@ class BackgroundTrace:
         return self._thread.is_alive()
 
     def wait(self) -> Prepared | None:
-        """The result once the trace is complete; None if it failed."""
+        """Wait until the trace is complete; returns None if it failed."""
         self._thread.join()
         return self._prepared
 
@@ -101,7 +105,7 @@ def prepare(captured: Captured, models: Sequence[Any], call: Call, layout: Signa
 
 
 def _build_functions(captured: Captured, cut: Cut, call: Call, layout: Signature, rows: int, run: Run) -> Any:
-    """The function of an uncut step, a step in one function, or the fragments of this worker, as for `engine`."""
+    """The function of an uncut step, a step in one function, or the fragments of this worker, as `make_engine` does."""
     if run.alone and runs_uncut(cut):
         function = make_uncut_function(captured, call, layout)
         function.get_concrete_function()
@@ -123,4 +127,4 @@ def bind_fragments(compiled: Compiled) -> None:
         for stage in compiled.stages:
             compiled.bind_stage(phase, stage)
         compiled.bind_updates(phase)
-    _ = compiled.whole_batch_function, compiled.weight  # computed when they are read
+    _ = compiled.whole_batch_function, compiled.loss_weight_function  # computed when they are read

@@ -47,7 +47,9 @@ CODING = ("encode", "decode")
 
 @dataclass
 class StageClock:
-    """The timing of one stage in one step, in seconds from the step's start. `doing` is its current activity."""
+    """The timing of one stage, or of one of its replicas (`copies`), in one step. `lane` names its spans, which are in
+    seconds from the step's `start`; `doing` is its current activity.
+    """
 
     lane: str = ""
     start: float = 0.0
@@ -111,7 +113,7 @@ class StageClock:
 
 @dataclass
 class Clocks:
-    """The clocks of one step: of each local stage (each replica), of parts that run once a step, and of the lines."""
+    """The clocks of one step: of each local replica of a stage, of parts that run once a step, and of the lines."""
 
     stages: Mapping[Seat, StageClock]
     whole_batch: StageClock
@@ -122,10 +124,10 @@ class Clocks:
         """Start all clocks; the clock of the lines started with the step."""
         now = time.perf_counter()
         lanes = {seat: row_name(stage.key, stage.replicas, seat.replica) for seat, stage in stages.items()}
-        own = {
+        clocks = {
             s: StageClock(lanes[s], now, stage.cluster, stage.key, copies=stage.replicas) for s, stage in stages.items()
         }
-        return cls(own, StageClock(ONCE, now), lines)
+        return cls(clocks, StageClock(ONCE, now), lines)
 
     def seconds(self) -> float:
         """Seconds since the start."""
@@ -142,7 +144,7 @@ class Clocks:
         return {name: _report_stage(replicas, copies[name]) for name, replicas in found.items()}
 
     def doing(self) -> dict[str, str]:
-        """The current activity of each stage; "" between its pieces."""
+        """The current activity of each local replica of a stage, by its lane; "" between its pieces."""
         return {clock.lane: clock.doing for clock in self.stages.values()}
 
     def spans(self) -> tuple[Span, ...]:
@@ -173,7 +175,9 @@ def count_in_flight(spans: Sequence[Span]) -> int:
 
 @dataclass
 class LineClock:
-    """Times at which a step's messages occupied their lines. Links report them from any thread, in their own clock."""
+    """Times at which a step's messages occupied their lines, in seconds from `began` on the monotonic clock, which
+    links use. They report from any thread.
+    """
 
     program: int
     step: int
@@ -196,21 +200,23 @@ class LineClock:
             self.spans.append(span)
 
     def seconds(self) -> Mapping[str, float]:
-        """Seconds for which the messages have occupied each line."""
+        """Seconds for which messages have occupied each line; those to different workers may overlap."""
         found: defaultdict[str, float] = defaultdict(float)
-        for span in self.spans:
-            found[span.lane] += span.end - span.start
+        ends: defaultdict[str, float] = defaultdict(float)
+        for span in sorted(self.spans, key=lambda each: each.start):
+            found[span.lane] += max(0.0, span.end - max(span.start, ends[span.lane]))
+            ends[span.lane] = max(ends[span.lane], span.end)
         return found
 
 
 def _report_stage(replicas: Sequence[StageReport], copies: int) -> StageReport:
-    """The report of a stage from its local replicas, without others."""
+    """The report of a stage from those of its local replicas, of `copies` in all processes."""
     found = busiest(replicas)
     return found if len(replicas) == copies else replace(found, replicas=None, copies=copies)
 
 
 def count_bytes(variables: Iterable[Any]) -> int:
-    """The bytes of variables."""
+    """The bytes of variables; those of unknown shape count as 0."""
     return sum(int(each.shape.num_elements() or 0) * each.dtype.size for each in variables)
 
 
@@ -257,8 +263,9 @@ class Runner(ABC):
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """The tensors that a step returns, and its measurements. `pace` is the speed that all processes reported for
-    earlier steps (see `Medians`), the same in each; empty if stages are not timed separately.
+    """The tensors that a step returns, and its measurements. `counts` are the rows of its micro-batches, `elsewhere`
+    the measurements of other processes. `pace` are the seconds that all processes reported for earlier steps (see
+    `Medians`), the same in each; empty if stages are not timed separately.
     """
 
     tensors: Sequence[Any]
@@ -274,3 +281,11 @@ class StepOutcome:
     notes: tuple[str, ...] = ()
     meetings: MeetingsReport | None = None
     pace: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def all_links(self) -> dict[str, LinkReport]:
+        """The reports of links by all processes: several workers of a cluster may send over one link."""
+        found = dict(self.elsewhere.links)
+        for name, link in self.links.items():
+            found[name] = found.get(name, LinkReport()) + link
+        return found

@@ -64,8 +64,8 @@ class Handover:
 
 @dataclass(frozen=True)
 class Function:
-    """A callable fragment from tensors of `feeds` to tensors of `fetches`. A function with `waits` contains
-    all-reduces, and is called inside that context. With `is_sharded` it takes and returns shards of tensors; a
+    """A callable fragment, from tensors of its feeds to tensors of its fetches. A function with `waits` contains
+    collectives, and is called inside that context. With `is_sharded` it takes and returns shards of tensors; a
     process with a single shard passes it as a tensor. Values in `handover_slots` are not arguments: they are handed
     over.
     """
@@ -123,14 +123,14 @@ class FunctionBuilder:
             each.split_ops.intersection(fragment.ops) or each.handed_on.intersection(fragment.feeds)
             for each in self._layouts.values()
         ):
-            return self._make_in_pieces(fragment, slots)
+            return self._build_in_pieces(fragment, slots)
         operations = [self._donor.operations[index] for index in fragment.ops]
         feeds = [self._donor.tensor(value) for value in fragment.feeds]
         fetches = [self._donor.tensor(value) for value in fragment.fetches]
         definition = self._donor.cut(fragment.ops, self._find_update_order(fragment))
         used = {t.op.name for op in operations for t in op.inputs} | {t.op.name for t in fetches}
         captures = {name: self._external[name] for name in used if name in self._external}
-        summed = () if self.sums is None else self.sums.ops(fragment)
+        summed = () if self.sums is None else self.sums.list_ops(fragment)
 
         def body(*tensors: Any) -> list[Any]:
             graph = tf.compat.v1.get_default_graph()
@@ -157,7 +157,7 @@ class FunctionBuilder:
         form = self._make_spec(value)
         return Pieces((slot.take(form.tensors[0].shape),)) if isinstance(form, Pieces.Spec) else slot.take(form.shape)
 
-    def _make_in_pieces(self, fragment: Fragment, slots: Mapping[Value, Handover]) -> Function:
+    def _build_in_pieces(self, fragment: Fragment, slots: Mapping[Value, Handover]) -> Function:
         """Build the function of a fragment that has ops of stages in pieces."""
         graph, donor = self._graph.add_control_inputs(self._find_update_order(fragment)), self._donor
         pieces = {} if self._shards is None else self._shards.pieces
@@ -185,7 +185,7 @@ class FunctionBuilder:
     def _find_replica_sum(self, fragment: Fragment, groups: Mapping[int, Group]) -> Callable[[int, Any], Any] | None:
         """The function that adds sums over replicas in other processes; None if a fragment has none."""
         sums = self.sums
-        if sums is None or not sums.ops(fragment):
+        if sums is None or not sums.list_ops(fragment):
             return None
         group = next((each for stage, each in groups.items() if stage == fragment.stage), None)
         if not isinstance(group, CollectiveGroup):
@@ -237,7 +237,10 @@ def _name_function(fragment: Fragment) -> str:
 class Feed(NamedTuple):
     """The source of a function's input.
 
-    `kind` is leaf, share, grow, arrival, holder, boundary, once or local; `key` a leaf's number or a value.
+    `kind` is leaf (an input of the step), share or grow (the micro-batch's share of the rows, or its inverse), arrival
+    (a boundary's gradient), holder (a gradient that an update reads), boundary (a value of another stage), once (a
+    value that is computed once a step) or local (a value of the same stage and micro-batch). `key` is a leaf's number
+    or a value.
     """
 
     kind: str
@@ -268,7 +271,7 @@ class BoundFunction:
 
 @dataclass(frozen=True)
 class StageFunctions:
-    """The functions of one stage in one phase; if `fused`, `forward` includes the backward."""
+    """The functions of one stage in one phase; if the plan is fused, `forward` includes the backward."""
 
     plan: StagePhase
     forward: BoundFunction | None
@@ -287,7 +290,7 @@ class Compiled:
     worker: str
     builder: FunctionBuilder
     is_outside_trace: bool = False
-    _bound_functions: dict[Fragment, BoundFunction] = field(default_factory=dict)
+    _bound_functions: dict[int, BoundFunction] = field(default_factory=dict)  # by identity: a fragment's hash is slow
 
     @cached_property
     def stages(self) -> tuple[int, ...]:
@@ -311,7 +314,7 @@ class Compiled:
 
     @cached_property
     def gradient_flows(self) -> Mapping[Value, tuple[tuple[int, Value], ...]]:
-        """For the placeholder of a boundary's gradient: (stage, value) of each share, in stage order."""
+        """By the placeholder of a boundary's gradient: (stage, value) of each share, in stage order."""
         found: dict[Value, tuple[tuple[int, Value], ...]] = {}
         for request in self.cut.program.requests:
             for arrival in request.arrivals:
@@ -338,7 +341,7 @@ class Compiled:
         return StageFunctions(plan, *map(self._bind_fragment, (plan.forward, plan.backward, plan.skip, plan.weights)))
 
     def bind_prologue(self, phase: PhasePlan) -> BoundFunction | None:
-        """The pieces that run once before the micro-batches of a phase."""
+        """The piece that runs once before the micro-batches of a phase, or None."""
         return self._bind_fragment(phase.prologue.get(self.worker))
 
     @cached_property
@@ -352,29 +355,29 @@ class Compiled:
         return [list_replica_messages(self.cut, phase) for phase in self.cut.phases]
 
     def bind_updates(self, phase: PhasePlan) -> Sequence[BoundFunction]:
-        """The pieces that run once after the micro-batches, in rounds."""
+        """The pieces of a phase's update, which run once after the micro-batches, in the order of their rounds."""
         return [piece for f in phase.updates.get(self.worker, ()) if (piece := self._bind_fragment(f)) is not None]
 
     @cached_property
     def whole_batch_function(self) -> BoundFunction | None:
-        """Values of the inputs alone that are computed on the whole batch."""
+        """The piece that computes values of the inputs alone on the whole batch, or None."""
         return self._bind_fragment(self.cut.batch_fragments.get(self.worker))
 
     @cached_property
-    def weight(self) -> BoundFunction | None:
-        """The piece that computes nb.loss_weight for one micro-batch."""
+    def loss_weight_function(self) -> BoundFunction | None:
+        """The piece that computes `nb.loss_weight` for one micro-batch, or None."""
         return self._bind_fragment(self.cut.weight_fragments.get(self.worker))
 
     def _bind_fragment(self, fragment: Fragment | None) -> BoundFunction | None:
         if fragment is None:
             return None
-        if fragment not in self._bound_functions:
+        if id(fragment) not in self._bound_functions:
             feeds = tuple(self._find_feed(fragment, value) for value in fragment.feeds)
             function, parts = self.builder.build(fragment, self._find_handed_over(fragment)), self._list_parts(fragment)
             values = frozenset(value for _, part in parts for value in part.values)
             summed_only = values - self.gradient_shares - self.deferred_inputs
-            self._bound_functions[fragment] = BoundFunction(function, feeds, parts, summed_only)
-        return self._bound_functions[fragment]
+            self._bound_functions[id(fragment)] = BoundFunction(function, feeds, parts, summed_only)
+        return self._bound_functions[id(fragment)]
 
     def _list_parts(self, fragment: Fragment) -> tuple[tuple[int, GradientPart], ...]:
         """The gradients of variables that a micro-batch's fragment computes completely."""
@@ -454,7 +457,7 @@ class Xla:
     notes: list[str] = field(default_factory=list)
 
     def compiles(self, fragment: Fragment) -> bool:
-        """Whether a fragment is compiled."""
+        """Whether a fragment is compiled; if a stage's fragment is not, the reason is noted."""
         if fragment.kind not in _COMPILED_KINDS or fragment.stage is None:
             return False
         obstacle = next(self._find_obstacles(fragment), None)
@@ -462,8 +465,8 @@ class Xla:
             self._note(f"stage {self.stages[fragment.stage].key!r} is not compiled by XLA: it contains {obstacle}")
         return obstacle is None
 
-    def disable(self, failure: BaseException) -> None:
-        """Disable XLA after it failed to compile ops that it has kernels for."""
+    def note_refusal(self, failure: BaseException) -> None:
+        """Note that no stage is compiled, because XLA failed to compile ops that it has kernels for."""
         self._note(f"no stage is compiled by XLA: {_find_refusal_line(failure)}")
 
     def _note(self, text: str) -> None:
@@ -519,7 +522,8 @@ MIN_ORDERED_BYTES = 1 << 20
 def order_updates(graph: Graph, ops: Sequence[int]) -> dict[int, int]:
     """For each ordered op of an update: the write that it waits for, which is that of the previous large variable.
 
-    Two variables are ordered if no value that only one of them depends on is read for the other.
+    Only ops that create large values for exactly one of the final writes are ordered: those on which no other write
+    depends.
     """
     chosen = set(ops)
     before = {
@@ -554,7 +558,7 @@ def _propagate_bits(before: Mapping[int, set[int]], bits: Mapping[int, int]) -> 
 
 
 def _may_wait(graph: Graph, index: int) -> bool:
-    """Whether an op creates a large value that no other process waits for."""
+    """Whether an op creates a large value, and may be delayed: it has no effects, and no other process waits for it."""
     op = graph.ops[index]
     alone = not op.stateful or op.type == "ReadVariableOp"
     return alone and bool(op.inputs) and op.type != REPLICA_SUM and any(map(is_large, op.outputs))

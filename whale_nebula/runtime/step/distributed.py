@@ -35,26 +35,26 @@ from whale_nebula.runtime.step.measurements import (
     Medians,
     Speeds,
     SpeedSampler,
-    changes,
     compute_paces,
+    compute_slowness,
+    describe_order_changes,
     improve_orders,
     is_sampled,
     parse_speeds,
-    replicas,
-    slowness,
+    report_replicas,
 )
 from whale_nebula.runtime.step.peers import WorkerPeers
 from whale_nebula.runtime.step.rollback import Guard
 
 PeerReport = Mapping[str, Any]
-"""The report of a process on its last step."""
+"""The report of a process on its last step, which it sends with the announcement of the next one."""
 _MAX_ENTRIES = 1000  # the maximum number of stages or links in a peer's report
 
 
 def pack_report(
     stages: Mapping[str, StageReport], links: Mapping[str, LinkReport], workers: Mapping[str, WorkerReport]
 ) -> PeerReport:
-    """A step of this process, as plain lists.
+    """The report of a step of this process, as plain lists.
 
     >>> stages = {"gpu": StageReport(0.25, 0.5, cluster="gpu", in_flight=2)}
     >>> pack_report(stages, {"gpu->npu": LinkReport(8, 10, 8, 1, 0.5)}, {"gpu/0": WorkerReport(4, 9)})["workers"]
@@ -79,8 +79,8 @@ def pack_report(
 
 
 def parse_reports(sheets: Iterable[Mapping[str, Any]]) -> RemoteMeasurements:
-    """Parse reports of stages and links from other processes; invalid ones are dropped, because they are only
-    displayed.
+    """Parse reports of stages and links from other processes: of a stage in several of them that of the busiest.
+    Invalid ones are dropped, because they are only displayed.
 
     >>> found = parse_reports([{"seen": {"stages": {"npu": [0.5, 0.1, 1, "npu"]}, "links": {}}}, {"seen": None}, {}])
     >>> found.stages["npu"].wait_seconds, found.links
@@ -94,7 +94,8 @@ def parse_reports(sheets: Iterable[Mapping[str, Any]]) -> RemoteMeasurements:
         for name, numbers in _read_table(seen, "stages", 4):
             compute, wait, in_flight, cluster = numbers
             cluster = escape_foreign_text(cluster)
-            stages[name] = StageReport(_read_float(compute), _read_float(wait), cluster, _read_int(in_flight) or None)
+            report = StageReport(_read_float(compute), _read_float(wait), cluster, _read_int(in_flight) or None)
+            stages[name] = max(stages.get(name, report), report, key=lambda each: each.compute_seconds or 0.0)
         for name, numbers in _read_table(seen, "links", 5):
             payload, total, raw, frames = map(_read_int, numbers[:4])
             more = LinkReport(payload, total, raw, frames, _read_float(numbers[4]) or 0.0)
@@ -123,6 +124,7 @@ def _read_int(value: Any) -> int:
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 _CAUSE_SECONDS = 1.0
+"""The longest wait for the comparison of announcements, which may be the cause of a stage's failure."""
 
 Announcements = Future[Mapping[str, Mapping[str, Any]]]
 """The announcements of a step by every peer, once all of them match."""
@@ -132,10 +134,11 @@ Announcements = Future[Mapping[str, Mapping[str, Any]]]
 class DistributedStep(ActorStep):
     """The runner of one program's steps together with the other workers, which are its hosts.
 
-    `readers` are the workers that read each input that not all processes have: its checksum is sent only to them. With
-    `has_fixed_shares`, shares do not change during the run: the input pipeline reads only the process's own rows.
-    `settings` are the paths of variables whose values are compared at each step, `all_written` those of the variables
-    that the step writes in any process.
+    `ids` are the names of inputs with sample ids. `readers` are the workers that read each input that not all processes
+    have: its checksum is sent only to them. With `has_fixed_shares`, shares do not change during the run: the input
+    pipeline reads only the process's own rows. `settings` are the paths of variables whose values are compared at each
+    step, `all_written` those of the variables that the step writes in any process. Without `includes_all_processes`,
+    those of other clusters train their own copies. `version` counts the versions of the plan, which differ in shares.
     """
 
     takes_partial_inputs = True
@@ -144,7 +147,7 @@ class DistributedStep(ActorStep):
     ids: frozenset[str] = frozenset()
     readers: Mapping[str, frozenset[str]] = field(default_factory=dict)
     collectives: Collectives | None = None
-    leaves: bool = True
+    includes_all_processes: bool = True
     shards: Shards | None = None
     settings: Sequence[str] = ()
     all_written: Collection[str] = ()
@@ -208,9 +211,9 @@ class DistributedStep(ActorStep):
     def _prepare_variables(self) -> None:
         """Prepare the variables if a program has changed their holders since the last step, or inside `gather`."""
         ledger = current_run().ledger
-        if ledger.whole:
+        if ledger.gathered:
             ledger.drop_outdated(self.variables[path] for path in self.all_written)
-        if self.leaves and ledger.changes != self._known_changes:
+        if self.includes_all_processes and ledger.changes != self._known_changes:
             ledger.prepare_step(self.variables, self.compiled.cut.variable_workers, self.all_written)
             self._known_changes = ledger.changes
 
@@ -227,7 +230,10 @@ class DistributedStep(ActorStep):
         medians = {what: round(seconds, 6) for what, seconds in seen.items()}
         clocks, before = self._start_clocks(), self._read_totals()
         self.is_sampled = self.samples_speeds and is_sampled(self.steps)
-        departure_word, speeds = exit_agreement.announcement if self.leaves else None, dict(self.speed_sampler.seconds)
+        departure_word, speeds = (
+            exit_agreement.announcement if self.includes_all_processes else None,
+            dict(self.speed_sampler.seconds),
+        )
         announcements = self._announce(inputs, counts, medians, departure_word)
         batch = divide_batch(program.leaves, inputs.tensors, counts).fill_rows()
         step = self._make_step(batch, rows, clocks, announcements)
@@ -246,15 +252,17 @@ class DistributedStep(ActorStep):
         )
         self.pace = _merge_medians(announcements, medians)
         self._receive_checkpoints(announcements.result())
-        known = replicas(self.compiled.cut, self.replica_speeds, len(counts))
+        replica_reports = report_replicas(self.compiled.cut, self.replica_speeds, len(counts))
         self._adapt_shares(
             {self.session.worker: {"speeds": speeds, "stays": self.has_fixed_shares}, **announcements.result()}
         )
         outcome = self._make_outcome(step, results, seconds, links, self.pace)
         return replace(
             outcome,
-            stages=_add_replicas(outcome.stages, known),
-            elsewhere=_merge_remote_reports(parse_reports(announcements.result().values()), outcome.stages, known),
+            stages=_add_replicas(outcome.stages, replica_reports),
+            elsewhere=_merge_remote_reports(
+                parse_reports(announcements.result().values()), outcome.stages, replica_reports
+            ),
             notes=self.plan_notes,
         )
 
@@ -270,16 +278,16 @@ class DistributedStep(ActorStep):
         cut, seconds = self.compiled.cut, parse_speeds(self.compiled.cut, sheets)
         if seconds == self.replica_speeds:
             return
-        self.replica_speeds, self.measured.slowness = seconds, slowness(seconds, cut)
+        self.replica_speeds, self.measured.slowness = seconds, compute_slowness(seconds, cut)
         orders = improve_orders(cut, seconds)
         has_fixed_shares = any(sheet.get("stays") for sheet in sheets.values())
         if orders != cut.orders and not has_fixed_shares:
             self._apply_plan(replace(cut, orders=orders))
 
     def _apply_plan(self, cut: Cut) -> None:
-        """Continue with a new version of the plan, in which replicas have other shares."""
+        """Continue with a new version of the plan, in which replicas take other micro-batches."""
         self.version += 1
-        text = "; ".join(changes(self.compiled.cut, cut))
+        text = "; ".join(describe_order_changes(self.compiled.cut, cut))
         self.plan_notes = (f"plan version {self.version}, from step {self.steps + 1} on: {text}",)
         _LOG.info("%s: %r continues with %s", self.session.worker, self.name, self.plan_notes[0])
         self.compiled.cut = cut
@@ -305,8 +313,8 @@ class DistributedStep(ActorStep):
     def _announce(
         self, inputs: StepInputs, counts: Sequence[int], medians: Medians, departure_word: str | None
     ) -> Announcements:
-        """Announce the step, and verify concurrently that all processes run the same one. Each also reports its pace,
-        which predictions need for all stages, its last step, and whether it has to leave.
+        """Announce the step, and verify concurrently that all processes run the same one. Each also reports the medians
+        of its measurements, the speeds of its replicas, its last step, and whether it has to leave (`departure_word`).
         """
         leaves = self.compiled.cut.program.leaves
         peers = self.session.links.keys()
@@ -339,11 +347,11 @@ class DistributedStep(ActorStep):
         cut, session = self.compiled.cut, self.session
         link_exchange = LinkExchange(
             self.channels, self.links, self.program, self.steps, session.patience, batch.slices, rows,
-            self.rates.make_estimate(batch.rows, self.pace), is_local=lambda host: False, clocks=clocks.stages,
+            self._make_estimate(batch.rows, self.pace), is_local=lambda host: False, clocks=clocks.stages,
         )  # fmt: skip
         guard = Guard(
-            self.variables, self.written_paths, alone=False, locations=self.compiled.locations, own=self.held_paths,
-            updates=cut.updates,
+            self.variables, self.written_paths, alone=False, locations=self.compiled.locations,
+            held_paths=self.held_paths, updates=cut.updates,
         )  # fmt: skip
         peers = WorkerPeers(
             self.compiled, session.links, self.program, self.steps, session.patience, self.receive_pool, self.variables,
@@ -363,7 +371,7 @@ class DistributedStep(ActorStep):
             self._send_failure(failure)
 
     def _is_skipped(self, step: RunningStep, phase: int) -> bool:
-        """Whether any process votes to skip the step; votes are only exchanged if a boundary requests it."""
+        """Whether any process votes to skip the step. Collective, but only if a boundary may skip steps."""
         if not self.channels.may_skip:
             return False
         tally = step.link_exchange.tally
@@ -372,7 +380,7 @@ class DistributedStep(ActorStep):
         return bool(reasons)
 
     def _handle_failure(self, step: RunningStep, failure: BaseException) -> BaseException:
-        """The cause of a stage's failure: a disagreement between processes, if there is one. All are notified."""
+        """The cause of a stage's failure: a disagreement between processes, if there is one. Notifies all of them."""
         cause = None
         with contextlib.suppress(TimeoutError):
             cause = None if step.announcements is None else step.announcements.exception(_CAUSE_SECONDS)
@@ -390,7 +398,7 @@ class DistributedStep(ActorStep):
 
 
 def _merge_medians(announcements: Announcements, own: Medians) -> Medians:
-    """The pace of all stages as reported by their processes; for a stage in several processes, that of the slowest."""
+    """The medians of all processes; of a name that several have measured, the largest."""
     found = dict(own)
     for sheet in announcements.result().values():
         for what, seconds in sheet.get("pace", {}).items():
@@ -398,19 +406,17 @@ def _merge_medians(announcements: Announcements, own: Medians) -> Medians:
     return found
 
 
-def _add_replicas(stages: Mapping[str, StageReport], known: Mapping[str, StageReport]) -> dict[str, StageReport]:
-    """Merge reports on stages over all of their replicas."""
-    merged = {n: known.get(n, each) for n, each in stages.items()}
-    return {n: replace(each, replicas=merged[n].replicas, copies=merged[n].copies) for n, each in stages.items()}
+def _add_replicas(
+    stages: Mapping[str, StageReport], replica_reports: Mapping[str, StageReport]
+) -> dict[str, StageReport]:
+    """The reports of stages, with those of all of their replicas where these are known."""
+    known = {name: replica_reports.get(name, each) for name, each in stages.items()}
+    return {n: replace(each, replicas=known[n].replicas, copies=known[n].copies) for n, each in stages.items()}
 
 
 def _merge_remote_reports(
-    elsewhere: RemoteMeasurements, own: Mapping[str, StageReport], known: Mapping[str, StageReport]
+    elsewhere: RemoteMeasurements, own: Mapping[str, StageReport], replica_reports: Mapping[str, StageReport]
 ) -> RemoteMeasurements:
-    """Add the reports of other processes, and for remote stages those of their replicas."""
-    far = {name: each for name, each in known.items() if name not in own}
-    return (
-        replace(elsewhere, stages={**elsewhere.stages, **_add_replicas({**far, **elsewhere.stages}, far)})
-        if far
-        else elsewhere
-    )
+    """The reports of other processes, with those of all replicas of stages that this one (`own`) does not run."""
+    remote = {name: each for name, each in replica_reports.items() if name not in own}
+    return replace(elsewhere, stages=_add_replicas({**remote, **elsewhere.stages}, remote))

@@ -57,9 +57,11 @@ if TYPE_CHECKING:
     from whale_nebula.runtime.step.background import Prepared
 
 
-def warn_if_few_rows(program: Program, name: str, made: int, rows: int) -> None:
-    """Warn if the first batch, of `rows` rows, gives fewer micro-batches (`made`) than the step `name` requests."""
-    if max(made, rows) < program.pipeline.micro_batch:  # replicas with sums in the forward count as one in one process
+def warn_if_few_rows(program: Program, name: str, micro_batches: int, rows: int) -> None:
+    """Warn if the first batch, of `rows` rows, was divided into fewer `micro_batches` than the step `name` requests."""
+    if (
+        max(micro_batches, rows) < program.pipeline.micro_batch
+    ):  # replicas with sums in the forward count as one in one process
         asked = f"{_name_request_source(program)} for {program.pipeline.micro_batch} micro-batches"
         what, why = f"but the first batch has {rows} row{'s' * (rows != 1)}", "a micro-batch has at least one row"
         mend = f"{_suggest_fewer(program, max(1, rows))}, or a larger batch"
@@ -94,9 +96,9 @@ def _suggest_fewer(program: Program, rows: int) -> str:
 def refuse_outer_gradients(
     name: str, variables: Iterable[Any], arguments: Sequence[Any], results: Sequence[Any]
 ) -> list[Any]:
-    """The results of step `name` for a caller whose tape records: the same values, without a gradient.
+    """The results of step `name` for a caller whose tape records: copies that have no gradient.
 
-    A gradient with respect to the step's variables, or to sources of its arguments, is refused; other gradients pass.
+    A gradient through them with respect to the step's variables, or to sources of its arguments, raises an error.
     """
     fresh = [_copy_result(result) for result in results]
     followed = [each for each in arguments if isinstance(each, tf.Tensor) and tf_private.is_followed_by_tape(each)]
@@ -143,8 +145,9 @@ _LOG = logging.getLogger("whale_nebula.runtime.run")
 
 @dataclass
 class Engine:
-    """A captured step with its plan and its runner. `unread` are variables of the model that it trains, by name, which
-    the step neither reads nor writes: they are saved with it.
+    """A captured step with its plan and its runner. `steps` counts its steps. `unread` are variables of the model that
+    it trains, by name, which the step neither reads nor writes: they are saved with it. `title` is the step's name in
+    checkpoints, once known. `without_xla` makes the runner that replaces the present one if XLA fails to compile it.
     """
 
     name: str
@@ -220,8 +223,8 @@ class Engine:
         )
 
     def count_from(self, steps: int) -> None:
-        """Continue the count at `steps`, unless it is higher. `steps` counts another signature of the batch, or another
-        run.
+        """Continue the count of steps at `steps`, unless it is already higher: that of the engine of another signature,
+        or of an earlier start of the run.
         """
         runner = self.runner.innermost
         self.steps = max(self.steps, steps)
@@ -243,10 +246,9 @@ class Engine:
         """The cost of a step of all workers, if the config has prices."""
         if self._prices is None or self.captured.program.local_sgd is not None:
             return None
-        links = {**outcome.elsewhere.links, **outcome.links}
         whole = self.runner.innermost.plain  # an uncut step does not count its rows
         counts = count_micro_batch_rows(self.cut.program.leaves, tensors, 1) if whole else outcome.counts
-        return self._prices.price_step(outcome.seconds, links, sum(counts))
+        return self._prices.price_step(outcome.seconds, outcome.all_links, sum(counts))
 
     @cached_property
     def _prices(self) -> Prices | None:
@@ -265,7 +267,7 @@ class Engine:
             began = failure.torn and not self.runner.innermost.plain
             if self.xla is None or self.without_xla is None or began or not is_xla_refusal(failure):
                 raise
-            self.xla.disable(failure)
+            self.xla.note_refusal(failure)
             self.runner, self.without_xla = self.without_xla(), None
             return self.runner.run(tensors)
 
@@ -306,7 +308,7 @@ class UncutStep(Runner):
         return StepOutcome(found, time.perf_counter() - start, (1,), {self.stage.key: StageReport()})
 
 
-def engine(
+def make_engine(
     captured: Captured,
     call: Call,
     layout: Signature,
@@ -318,9 +320,9 @@ def engine(
     models: Sequence[Any] = (),
     prepared: Prepared | None = None,
 ) -> Engine:
-    """Plan a captured step and choose its runner. With `jit`, XLA compiles its stages where possible; with `lazy`,
-    values from other processes are awaited when they are read. `models` are those that the step trains or evaluates;
-    `prepared` has what was made of it ahead.
+    """Plan a captured step and choose its runner; in several processes, agree with the others. With `jit`, XLA compiles
+    its stages where possible; with `lazy`, values from other processes are awaited when they are read. `models` are
+    those that the step trains or evaluates; `prepared` has what was made of the capture ahead.
     """
     run = current_run()
     given = prepare_compilation(captured, run, follows_inputs=bool(run.config.forbid))
@@ -397,8 +399,8 @@ def prepare_compilation(captured: Captured, run: Run, *, follows_inputs: bool = 
 
 
 def _place_workers(captured: Captured, run: Run) -> list[Worker]:
-    """Assign stages to workers: all to one worker in a single process, otherwise each replica to a worker of its
-    cluster.
+    """The workers, each with its stages: a single one with all stages in one process, otherwise those of the stages'
+    clusters. With local SGD only those of this process's cluster, or only this one, if each has a copy of its own.
     """
     stages = captured.program.stages
     if run.alone:
@@ -441,7 +443,9 @@ def runs_uncut(cut: Cut) -> bool:
 
 
 def has_links(cut: Cut, run: Run) -> bool:
-    """Whether the stages of a step in one process run separately, over emulated links."""
+    """Whether the stages of a step in one process run separately, over emulated links: a line has a rate or a delay, or
+    a boundary a codec.
+    """
     lines = [run.links.between(a.cluster, b.cluster) for a, b in combinations(cut.program.stages, 2)]
     return any(line.rate or line.delay for line in lines) or has_codecs(cut)
 
@@ -481,8 +485,8 @@ def _make_distributed(
     cluster_copy: ClusterCopy | None = None,
     functions: Compiled | None = None,
 ) -> Runner:
-    """Agree with the other processes, release variables that they hold, and run the local stages. If each cluster
-    trains its own copy, the other processes are those of this cluster.
+    """Agree with the other processes, release variables that they hold, and make the runner of the local stages. If
+    each cluster trains its own copy, the other processes are those of this cluster.
     """
     session = run.ledger.session if cluster_copy is None else cluster_copy.cluster_session
     session.expected.add(run.programs, cut)
@@ -496,7 +500,7 @@ def _make_distributed(
         ends = Crossings(cut, cut.routing, clusters).list_ends(session.worker.__eq__)  # the channels with a local end
         new_shards = NewShards.create(cut, captured.variables, run.ledger)
         _move_variables(captured, cut, run, name)
-        run.ledger.expect(captured.variables, cut.variable_workers, new_shards.shapes(session.worker))
+        run.ledger.admit_program_values(captured.variables, cut.variable_workers, new_shards.shapes(session.worker))
         elsewhere = {
             id(captured.variables[path]) for path, held in cut.variable_workers.items() if session.worker not in held
         }
@@ -508,7 +512,7 @@ def _make_distributed(
         versions = session.agree(name, digest_lines(lines), lines, describe_first_difference, states.versions(ends))
         for channel in map(escape_foreign_text, states.drop(versions, ends)):
             _LOG.warning("the processes have different codec states of %s: all of them are reset", channel)
-        run.ledger.settle(
+        run.ledger.register_program(
             captured.variables,
             cut.variable_workers,
             () if cluster_copy is None else cluster_copy.other_cluster_workers,
@@ -526,8 +530,8 @@ def _make_distributed(
         variables[cut.program.variable_ops[op].path] = piece.variable
     step = DistributedStep(
         compiled, variables, run.links, run.programs, states, _find_seed(run), lazy, session=session, name=name,
-        ids=ids, readers=readers, collectives=run.ledger.collectives, leaves=cluster_copy is None, shards=shards,
-        settings=settings, all_written=written,
+        ids=ids, readers=readers, collectives=run.ledger.collectives, includes_all_processes=cluster_copy is None,
+        shards=shards, settings=settings, all_written=written,
     )  # fmt: skip
     _close_at_shutdown(run, step)
     return step
@@ -540,9 +544,9 @@ def _move_variables(captured: Captured, cut: Cut, run: Run, name: str) -> None:
     decision, ledger = captured.decision, run.ledger
     if decision is None or decision.replaces is None or ledger.last_decision is decision:
         return
-    rest = decision.program == name
-    ledger.move(captured.variables, cut.variable_workers, rest=rest)
-    ledger.last_decision = decision if rest else ledger.last_decision
+    exactly = decision.program == name
+    ledger.move(captured.variables, cut.variable_workers, exactly=exactly)
+    ledger.last_decision = decision if exactly else ledger.last_decision
 
 
 def forget_states(captured: Captured, run: Run) -> None:

@@ -1,4 +1,4 @@
-"""Accumulate gradients in micro-batch order within a stage and in stage order over stages, for any schedule."""
+"""Sums of gradients, in the order of micro-batches within a stage and then in the order of stages, for any schedule."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from whale_nebula.spec import Value
 
 
 def merge(rule: str, values: Sequence[Any], shares: Sequence[Any]) -> Any:
-    """Merge the values of all micro-batches.
+    """The values of all micro-batches as one, by a rule of `Cut.merges`; `shares` are those of the micro-batches' rows.
 
     >>> float(merge("mean", [tf.constant(1.0), tf.constant(4.0)], [0.25, 0.75]))
     3.25
@@ -44,7 +44,7 @@ def sum_in_order(values: Sequence[Any]) -> Any:
 
 
 def _add(one: Any, other: Any) -> Any:
-    """The sum of two gradients: tensors with the op, at half the operator's cost; others with their own operator."""
+    """The sum of two gradients. The op costs a half of the operator, which other types than tensors need."""
     return tf.raw_ops.AddV2(x=one, y=other) if isinstance(one, tf.Tensor) else one + other
 
 
@@ -57,7 +57,7 @@ class GradientSums:
     row_lists: dict[PartKey, list[tuple[Any, ...]]] = field(default_factory=dict)
 
     def add(self, request: int, part: GradientPart, tensors: Sequence[Any]) -> None:
-        """Add the gradients of one micro-batch.
+        """Add one gradient part of a micro-batch: a tensor, or values and indices.
 
         Slices whose indices are the same in each micro-batch (positions) are added: the uncut step has each once, and
         an optimizer that squares slices would give a different result.
@@ -97,13 +97,15 @@ class GradientSums:
         return part.concatenated if part.sparse else self._has_rows(*key[:2])
 
     def pieces(self, key: PartKey, piece: int, turns: Sequence[int]) -> dict[int, Any]:
-        """The tensors of a gradient: by micro-batch if they are lists of rows, otherwise the sum of all under -1."""
+        """Tensor number `piece` of a gradient: that of each of the micro-batches `turns` if these are lists of rows,
+        otherwise the sum of all under -1.
+        """
         if self.is_row_list(key):
             return {m: columns[piece] for m, columns in zip(turns, self.row_lists[key], strict=True)}
         return {-1: self.row_lists[key][0][piece] if key in self.row_lists else self.dense[key]}
 
     def put(self, key: PartKey, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Replace the local gradient by that of all replicas: all rows, or the sum."""
+        """Replace the local gradient by that of all replicas: their rows, or the sum of theirs."""
         if self.is_row_list(key):
             self.row_lists[key] = list(rows)
         elif len(rows[0]) > 1:
@@ -129,13 +131,16 @@ class GradientSums:
 
 def sum_over_stages(program: Program, parts: dict[PartKey, tuple[Any, ...]]) -> dict[Value, Any]:
     """Add up the parts of each gradient over the stages that use its (tied) variable, by gradient placeholder."""
+    by_source: dict[tuple[int, ...], list[tuple[Any, ...]]] = {}
+    for key in sorted(parts):
+        by_source.setdefault(key[:2], []).append(parts[key])
     found: dict[Value, Any] = {}
     for request in program.requests:
         for holder in request.holders:
-            own = [parts[key] for key in sorted(parts) if key[:2] == (request.index, holder.source)]
-            if own:
+            terms = by_source.get((request.index, holder.source))
+            if terms:
                 shape = _find_shape(program, request.origins[holder.source])
-                found.update(zip(holder.values, _sum_parts(own, holder.sparse, shape), strict=True))
+                found.update(zip(holder.values, _sum_parts(terms, holder.sparse, shape), strict=True))
     return found
 
 

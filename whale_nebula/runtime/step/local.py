@@ -49,7 +49,9 @@ PATIENCE = 3600.0
 
 @dataclass
 class EmulatedPeers(Peers):
-    """An emulation of an update's exchange between processes, which occupies lines with the same bytes."""
+    """An emulation of an update's exchange between processes, which occupies lines with the same bytes. `rows` are
+    those of the whole batch.
+    """
 
     exchange: Sequence[Exchange]
     links: Mapping[tuple[str, str], Link]
@@ -75,7 +77,7 @@ class EmulatedPeers(Peers):
 
 
 def _count_bytes(each: Exchange, own: Parts, rows: int) -> int:
-    """Bytes of a message: a result with the batch's rows, or a sparse gradient with as many as were looked up."""
+    """Bytes of a message: a result with the batch's rows, or a gradient part as it is."""
     if each.part is None:
         return each.spec.nbytes(unknown=rows)
     tensor = own[each.part][each.piece]
@@ -84,7 +86,7 @@ def _count_bytes(each: Exchange, own: Parts, rows: int) -> int:
 
 @dataclass
 class EmulatedStep(ActorStep):
-    """The runner of steps over memory links. Its hosts are the clusters."""
+    """The runner of steps over memory links with the configured rates and delays. Its hosts are the clusters."""
 
     def __post_init__(self) -> None:
         clusters = dict.fromkeys(stage.cluster for stage in self.compiled.cut.program.stages)
@@ -109,7 +111,7 @@ class EmulatedStep(ActorStep):
             LinkExchange(
                 self.channels, self.links, self.program, self.steps, PATIENCE, batch.slices,
                 count_known_rows(plan.program.leaves, batch.whole, batch.rows),
-                self.rates.make_estimate(batch.rows, medians), clocks=clocks.stages,
+                self._make_estimate(batch.rows, medians), clocks=clocks.stages,
             ),
             clocks,
             Guard(self.variables, plan.forward_written, locations=self.compiled.locations, updates=plan.updates),
@@ -147,7 +149,9 @@ NOT_BEGUN = float("inf")
 
 @dataclass
 class LocalExchange:
-    """The exchange within one trace: a dict. Tensors for another cluster are encoded and decoded like on any link."""
+    """The exchange within one trace: a dict. Tensors for another cluster are cast and cast back, like on a link.
+    `hosts` are the clusters of the stages.
+    """
 
     crossings: Crossings
     hosts: Sequence[str]
@@ -156,7 +160,7 @@ class LocalExchange:
     def put(self, value: Value, micro_batch: int, tensor: Any, rows: Any = None) -> None:
         """Store a value for each cluster that reads it."""
         crossing = self.crossings.by_value[value]
-        precision = crossing.way.precision if tensor.dtype.is_floating else None
+        precision = crossing.encoding.precision if tensor.dtype.is_floating else None
         for host in dict.fromkeys(self.hosts[stage] for stage in crossing.readers):
             given = tensor
             if precision is not None and host != self.hosts[crossing.source]:
@@ -171,25 +175,26 @@ class LocalExchange:
 def run_in_sequence(
     compiled: Compiled, batch: Batch, guard: Guard | None = None, begun: tf.Variable | None = None
 ) -> list[Any]:
-    """Run a step; returns its results. With a `guard`, name the failing piece, and stop before the first update.
+    """Run a step, piece by piece; returns its results. With a `guard`, name the failing piece, and stop before the
+    first update.
 
     `begun` is written when an update starts, after all earlier parts are finished.
     """
     program = compiled.cut.program
-    once: dict[Value, Any] = {}
-    shelf = LocalExchange(
+    values: dict[Value, Any] = {}
+    exchange = LocalExchange(
         Crossings(compiled.cut, compiled.cut.routing_by_cluster), [stage.cluster for stage in program.stages]
     )
-    worker = WholeBatchRun(compiled, batch, once)
-    batch = worker.weigh_micro_batches()
-    runs = [StageRun(compiled, s, batch, shelf, once, GradientSums(program)) for s in range(len(program.stages))]
+    whole = WholeBatchRun(compiled, batch, values)
+    batch = whole.weigh_micro_batches()
+    runs = [StageRun(compiled, s, batch, exchange, values, GradientSums(program)) for s in range(len(program.stages))]
     if begun is not None:
-        worker.gate = _make_gate(begun)
+        whole.gate = _make_gate(begun)
     with _guard_once(guard, "part that is computed from the whole batch", 0):
-        worker.run_whole_batch()
+        whole.run_whole_batch()
     for phase in compiled.cut.phases:
         with _guard_once(guard, "prologue", phase.index):
-            worker.run_prologue(phase)
+            whole.run_prologue(phase)
         for micro_batch in range(len(batch.slices)):
             for run in runs:
                 with _name_failures(guard, run, phase, micro_batch, "forward"):
@@ -198,13 +203,13 @@ def run_in_sequence(
                 with _name_failures(guard, run, phase, micro_batch, "backward"):
                     run.backward(phase, micro_batch)
                     run.backward_weights(phase, micro_batch)
-        if worker.has_assertions(phase):
+        if whole.has_assertions(phase):
             with _guard_once(guard, ASSERTION, phase.index):
-                worker.check_assertions(phase, runs)
+                whole.check_assertions(phase, runs)
         if guard is not None:
             return []
-        worker.run_update(phase, runs)
-    return worker.collect_results()
+        whole.run_update(phase, runs)
+    return whole.collect_results()
 
 
 def _make_gate(begun: tf.Variable) -> Callable[[Sequence[Any]], Sequence[Any]]:
@@ -288,10 +293,12 @@ class LocalStep(Runner):
             return StepOutcome(results, seconds, counts, self._stages, links, boundaries=boundaries)
         except tf.errors.OpError as failure:
             guard.restore()
-            if float(self._update_marker) == NOT_BEGUN:
-                with guard.roll_back_on_failure():  # repeat by pieces, without the update, to name the failing one
-                    run_in_sequence(self.compiled, divide_batch(program.leaves, tensors, counts), guard=guard)
-            raise guard.update_error(failure, 0) from failure
+            if float(self._update_marker) != NOT_BEGUN:
+                raise guard.update_error(failure, 0) from failure
+            with guard.roll_back_on_failure():  # repeat by pieces, without the update, to name the failing one
+                run_in_sequence(self.compiled, divide_batch(program.leaves, tensors, counts), guard=guard)
+            guard.restore()  # no piece has failed again
+            raise guard.step_error(failure) from failure
 
     def trace(self, rows: Sequence[int]) -> None:
         """Trace the function of a step for micro-batches of these rows before it runs."""
@@ -305,8 +312,8 @@ class LocalStep(Runner):
                 with pause_garbage_collection():
                     self._functions[key] = trace_step(self.compiled, counts, self._update_marker)
             except (ValueError, TypeError, tf.errors.OpError) as failure:
-                alone = find_batch_fixes(self.compiled.cut.program).alone
-                raise micro_batch_error(counts, failure, self.compiled.locations, alone) from failure
+                fixes = find_batch_fixes(self.compiled.cut.program)
+                raise micro_batch_error(counts, failure, self.compiled.locations, fixes.alone) from failure
         return self._functions[key]
 
     @cached_property
@@ -337,17 +344,17 @@ class LocalStep(Runner):
 
 
 def count_casts(cut: Cut, hosts: Sequence[str], counts: Sequence[int]) -> Mapping[str, BoundaryReport]:
-    """Bytes of each boundary direction that is cast, for micro-batches of these rows; sizes known only in a step are
-    omitted.
+    """The statistics of each boundary direction that is cast, by its label, in a step whose micro-batches have these
+    rows; directions with sizes known only in a step are omitted.
     """
     crossings = Crossings(cut, Routing.from_hosts(hosts))
     found: dict[str, BoundaryReport] = {}
     for each in crossings.boundary_crossings:
-        cast, spec = each.way.cast, each.spec
-        if cast is None or not crossings.list_links(each) or spec.shape is None or None in spec.shape[1:]:
+        codec, spec = each.encoding.cast, each.spec
+        if codec is None or not crossings.list_links(each) or spec.shape is None or None in spec.shape[1:]:
             continue
         for rows in counts:
-            size = payload_bytes(cast, spec.dtype, spec.fill_shape(rows))
-            report = BoundaryReport(cast, spec.nbytes(rows), size, count_wire_bytes(size), count_frames(size))
+            size = payload_bytes(codec, spec.dtype, spec.fill_shape(rows))
+            report = BoundaryReport(codec, spec.nbytes(rows), size, count_wire_bytes(size), count_frames(size))
             found[each.label] = found.get(each.label, BoundaryReport()) + report
     return found

@@ -18,11 +18,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isfinite
 from statistics import median
+from types import MappingProxyType
 from typing import Any
 
 from whale_nebula.config import Links
 from whale_nebula.ir.cut import Boundary, Cut, PhasePlan, StagePhase
-from whale_nebula.ir.routing import Order, compute_share_times, compute_shares, count_turns, order_by_shares
+from whale_nebula.ir.routing import Order, Routing, compute_share_times, compute_shares, count_turns, order_by_shares
 from whale_nebula.passes.batch import is_divisible
 from whale_nebula.passes.codec_options import list_state_notes
 from whale_nebula.report.prediction import Basis, PhaseBasis
@@ -47,11 +48,11 @@ _FIRST_INFIX = ".first."
 
 @dataclass
 class StageMeasurements:
-    """Median seconds of each stage's forward and backward of a micro-batch over the last steps, and estimates of the
-    latency between stages from the first micro-batch of each step.
+    """Measured seconds of the last steps, by the names of `Medians`: of each stage's pieces for a micro-batch, and of
+    the first micro-batch of each step.
 
-    `hosts` are those of stages, as named by links; `slowness` has, for stages whose replicas are not equally
-    fast, the computing time of each relative to the measured one.
+    `hosts` are those of stages, as named by links; with `paced`, predictions have in-flight limits by the actual pace.
+    `slowness` has, for stages whose replicas are not equally fast, the computing time of each relative to the slowest.
     """
 
     cut: Cut
@@ -96,7 +97,7 @@ class StageMeasurements:
         self.seconds = {what: kept for what, kept in self.seconds.items() if _FIRST_INFIX not in what}
 
     def medians(self) -> Medians:
-        """The medians measured here; empty before the second step."""
+        """The medians of this process's measurements; empty before the second step."""
         return {what: median(kept) for what, kept in self.seconds.items()}
 
     def basis(self, counts: Sequence[int], medians: Medians) -> Basis | None:
@@ -124,8 +125,8 @@ class StageMeasurements:
         )
 
     def phases(self, rows: int, medians: Medians) -> tuple[PhaseBasis, ...]:
-        """Each phase for a micro-batch of `rows` rows; empty before all were measured. Crossings with a size known only
-        in a step are omitted.
+        """The simulator's input for each phase, for a micro-batch of `rows` rows; empty before all were measured.
+        Crossings with a size known only in a step are omitted.
         """
         phases = [self._make_phase(phase, rows, medians) for phase in self.cut.phases]
         known = tuple(phase for phase in phases if phase is not None)
@@ -180,8 +181,8 @@ def _list_pieces(spans: Iterable[Span]) -> Iterator[tuple[int, str, float]]:
 
 
 def _measure_first(spans: Sequence[Span]) -> Iterator[tuple[int, str, float]]:
-    """How long a stage kept the first micro-batch, and how long it was away, by phase. Deferred gradients of weights
-    are not included.
+    """Phase, "kept" or "away", and seconds: how long a stage kept the first micro-batch, and how long that was away.
+    Deferred gradients of weights are not included.
     """
     by_phase: defaultdict[int, list[Span]] = defaultdict(list)
     for span in spans:
@@ -239,15 +240,15 @@ MAX_PAUSE = 0.5e-3
 
 @dataclass
 class LineRates:
-    """Bytes that the local links have transferred in the last steps, and the seconds for which they were occupied, by
-    name. On emulated links these are `exact`. On a real link, a rate is measured only from many bytes that were written
-    without a pause, in one message or in several that waited for each other: these waited for bytes to be sent, not for
-    a delay. The last measurement is kept until the next one. Because some bytes only fill buffers, the configured rate
-    is used if it is lower, or if nothing was measured.
+    """Rates of the links `names` in the last steps: bytes that they have transferred, and the seconds for which they
+    were occupied. `lines` are the configured ones. On emulated links these are `exact`. On a real link, a rate is
+    measured only from many bytes that were written without a pause, in one message or in several that waited for each
+    other: these waited for bytes to be sent, not for a delay. The last measurement is kept until the next one. Because
+    some bytes only fill buffers, the configured rate is used if it is lower, or if nothing was measured.
 
     >>> seen = LineRates(("gpu->npu",), Links(), exact=True)
     >>> seen.add([Span("gpu->npu", "forward 0", 0.0, 0.5, 0, 0, 3_000_000)])
-    >>> seen.make_estimate([8, 8], {"0.0.forward": 0.25}).rates
+    >>> seen.make_estimate([8, 8], {"0.0.forward": 0.25}, [2]).rates
     {'gpu->npu': 6000000.0}
     """
 
@@ -271,16 +272,16 @@ class LineRates:
         """Seconds for each MiB written to a link, by "line gpu->npu", for links with measurements."""
         return {f"{LINE}{name}": MIB / rate for name in self._recent if (rate := self._find_rate(name))}
 
-    def make_estimate(self, rows: Sequence[int], medians: Medians) -> StepEstimate:
-        """The estimates before a step whose micro-batches have these rows."""
+    def make_estimate(self, rows: Sequence[int], medians: Medians, turns: Sequence[float]) -> StepEstimate:
+        """The estimates before a step whose micro-batches have these rows; for `turns` see `find_slowest_seconds`."""
         rates = {name: rate for name in self.names if (rate := self._find_rate(name))}
         unmeasured = {name for name, size in self._carried_bytes.items() if size and name not in self._recent}
         return StepEstimate(
-            rows, find_slowest_seconds(medians, len(rows)), rates, self._carried_bytes, frozenset(unmeasured)
+            rows, find_slowest_seconds(medians, turns), rates, self._carried_bytes, frozenset(unmeasured)
         )
 
     def _find_rate(self, name: str) -> float | None:
-        """Bytes a second; None if unknown, or if the link is as fast as memory."""
+        """Bytes a second; None if the rate is neither measured nor configured."""
         total = _add_spans(self._recent.get(name, ()))
         written = (total.bytes or 0) / total.end if total.end else None
         if written is not None and self.exact:
@@ -290,20 +291,22 @@ class LineRates:
 
 
 def _group_messages(spans: Sequence[Span]) -> Iterator[list[Span]]:
-    """Groups of messages of a link that were written without a pause."""
+    """Groups of messages of a line that were written without a pause; those to different workers may overlap."""
     run: list[Span] = []
+    end = 0.0
     for span in sorted(spans, key=lambda each: each.start):
-        if run and span.start - run[-1].end > MAX_PAUSE:
+        if run and span.start - end > MAX_PAUSE:
             yield run
             run = []
         run.append(span)
+        end = max(end, span.end)
     if run:
         yield run
 
 
 def _join_spans(run: Sequence[Span]) -> Span:
     """The span of several messages as one."""
-    return Span("", "", run[0].start, run[-1].end, bytes=sum(span.bytes or 0 for span in run))
+    return Span("", "", run[0].start, max(span.end for span in run), bytes=sum(span.bytes or 0 for span in run))
 
 
 def _add_spans(spans: Iterable[Span]) -> Span:
@@ -312,18 +315,39 @@ def _add_spans(spans: Iterable[Span]) -> Span:
     return Span("", "", 0.0, sum(took for took, _ in found), bytes=sum(size for _, size in found))
 
 
-def find_slowest_seconds(medians: Medians, micro_batches: int) -> float | None:
-    """Seconds that the slowest stage computes in a step; None before anything was measured.
+def find_slowest_seconds(medians: Medians, turns: Sequence[float]) -> float | None:
+    """Seconds that the slowest stage computes in a step, with its number of micro-batches in `turns`, by stage; None
+    before anything was measured.
 
-    >>> find_slowest_seconds({"0.0.forward": 0.25, "0.0.backward": 0.5, "0.1.fused": 0.5, "once": 9.0}, micro_batches=4)
+    >>> find_slowest_seconds({"0.0.forward": 0.25, "0.0.backward": 0.5, "0.1.fused": 0.5, "once": 9.0}, turns=[4, 4])
     3.0
     """
-    found: defaultdict[str, float] = defaultdict(float)
+    factors, found = {str(stage): count for stage, count in enumerate(turns)}, defaultdict[str, float](float)
     for what, seconds in medians.items():
         parts = what.split(".")
-        if len(parts) == 3 and not what.startswith(LINE):
-            found[parts[1]] += micro_batches * seconds
+        if len(parts) == 3 and not what.startswith(LINE) and parts[1] in factors:
+            found[parts[1]] += factors[parts[1]] * seconds
     return max(found.values(), default=None)
+
+
+def count_busiest_turns(
+    routing: Routing, micro_batches: int, slowness: Mapping[int, Sequence[float]] = MappingProxyType({})
+) -> list[float]:
+    """By stage, how many micro-batches its busiest replica runs in a step, in units of the slowest replica's time for
+    one. Replicas on one worker run one after the other, those of a single process at the same time.
+
+    >>> count_busiest_turns(Routing((("gpu/0",), ("npu/0", "npu/1", "npu/0"))), 6)
+    [6.0, 4.0]
+    """
+    found = []
+    for stage, hosts in enumerate(routing.hosts):
+        turns = count_turns(routing.orders[stage] if routing.orders else (), len(hosts), micro_batches)
+        loads: defaultdict[str | int, float] = defaultdict(float)
+        for replica, host in enumerate(hosts):
+            factor = slowness[stage][replica] if stage in slowness else 1.0
+            loads[host if routing.replicated else replica] += factor * turns[replica]
+        found.append(max(loads.values()))
+    return found
 
 
 SAMPLE_EVERY = 100
@@ -349,23 +373,23 @@ def is_sampled(steps: int) -> bool:
 
 @dataclass
 class SpeedSampler:
-    """Measurement of the speeds of this process's replicas; `seconds` are those of a micro-batch in the last complete
-    measurement, by stage.
+    """Measurement of the speeds of this process's replicas; `seconds` are those for a micro-batch in the last complete
+    measurement, by the number of the stage as text.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
-    _sample_counts: defaultdict[tuple[int, int, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+    _samples: defaultdict[tuple[int, int, str], list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, steps: int, clocks: Clocks) -> None:
         """Record a step by its number."""
         if steps % SAMPLE_EVERY == 0:
-            self._sample_counts.clear()
+            self._samples.clear()
         elif is_sampled(steps):
             for key, took in _list_sampled_pieces(clocks):
-                self._sample_counts[key].append(took)
+                self._samples[key].append(took)
         if steps % SAMPLE_EVERY == _SAMPLE_STEPS:
             found: defaultdict[int, float] = defaultdict(float)
-            for (stage, _, _), many in self._sample_counts.items():  # the total for a micro-batch over all phases
+            for (stage, _, _), many in self._samples.items():  # the total for a micro-batch over all phases
                 found[stage] += median(many)
             self.seconds = {str(stage): round(took, 6) for stage, took in sorted(found.items())}
 
@@ -426,8 +450,8 @@ def _compute_speeds(cut: Cut, seconds: Speeds, stage: int) -> list[float]:
     return [1.0 / (seconds[stage][host] * hosts.count(host)) for host in hosts]
 
 
-def changes(before: Cut, after: Cut) -> Iterator[str]:
-    """A description of changed orders."""
+def describe_order_changes(before: Cut, after: Cut) -> Iterator[str]:
+    """A text for each stage whose replicas take other numbers of micro-batches."""
     count = before.program.pipeline.micro_batch
     for number, stage in enumerate(before.program.stages):
         was, now = (count_turns(_find_order(cut, number), stage.replicas, count) for cut in (before, after))
@@ -440,7 +464,7 @@ def _find_order(cut: Cut, stage: int) -> Order:
     return cut.orders[stage] if cut.orders else ()
 
 
-def slowness(seconds: Speeds, cut: Cut) -> dict[int, tuple[float, ...]]:
+def compute_slowness(seconds: Speeds, cut: Cut) -> dict[int, tuple[float, ...]]:
     """The computing time of each replica relative to the slowest."""
     return {
         stage: tuple(own[host] / max(own.values()) for host in cut.routing.hosts[stage])
@@ -448,8 +472,8 @@ def slowness(seconds: Speeds, cut: Cut) -> dict[int, tuple[float, ...]]:
     }
 
 
-def replicas(cut: Cut, seconds: Speeds, count: int) -> dict[str, StageReport]:
-    """The work of stages' replicas in a step with these micro-batches, by the last measurement."""
+def report_replicas(cut: Cut, seconds: Speeds, count: int) -> dict[str, StageReport]:
+    """By stage, the computing seconds of its replicas in a step of `count` micro-batches, by the last measurement."""
     found = {}
     for number, own in seconds.items():
         stage = cut.program.stages[number]

@@ -36,22 +36,20 @@ class Peers:
         return own
 
     def send(self, bundle: Bundle, tensors: Sequence[Any]) -> None:
-        """Send values that another worker needs."""
+        """Send values of a round that another worker needs."""
 
     def receive(self, bundle: Bundle) -> Sequence[Any]:
-        """Wait for values from another worker."""
+        """Wait for values of a round from another worker."""
         return ()
 
-    def later(self, bundle: Bundle) -> Sequence[Any]:
-        """Results that wait for their values only when they are read."""
+    def receive_later(self, bundle: Bundle) -> Sequence[Any]:
+        """Substitutes of numbers from another worker, which wait for their values when they are read."""
         return ()
 
 
 @dataclass
 class WorkerPeers(Peers):
-    """The exchange of one worker's update in one step. `receive_pool` is the thread for receptions that
-    are not awaited.
-    """
+    """The exchange of one worker's update in one step. Values that are not awaited use the thread of `receive_pool`."""
 
     compiled: Compiled
     links: Mapping[str, Link]
@@ -75,8 +73,8 @@ class WorkerPeers(Peers):
         came = self.links[bundle.source].receive(self._make_bundle_key(bundle), self.patience)
         return unbundle_tensors(came, bundle.specs)
 
-    def later(self, bundle: Bundle) -> Sequence[PendingResult]:
-        """Numbers that are only returned, received in the background."""
+    def receive_later(self, bundle: Bundle) -> Sequence[PendingResult]:
+        """Receive numbers that are only returned in the background; returns their substitutes."""
         self.links[bundle.source].announce_receive(self._make_bundle_key(bundle))
         promise = self.receive_pool.submit(self.receive, bundle)
         return [PendingResult(promise, place, spec) for place, spec in enumerate(bundle.specs)]
@@ -86,7 +84,9 @@ class WorkerPeers(Peers):
 
     # ------------------------------------------------------------------ gradient parts
     def exchange_parts(self, phase: PhasePlan, own: Parts) -> Parts:
-        """Exchange the partial gradients of shared variables with their other holders."""
+        """Send gradient parts of this worker to the workers that hold the variable and compute no part; returns its own
+        parts and those received.
+        """
         here = self.compiled.worker
         shared = list(list_shared_parts(self.compiled.cut, phase))
         for part in shared:
@@ -105,7 +105,9 @@ class WorkerPeers(Peers):
 
     # ------------------------------------------------------------------ results of replicas
     def merge_replicas(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
-        """Send all messages first, then receive, so that no two workers wait for each other."""
+        """Merge results over all replicas of each stage. All messages are sent before any is received, so that no two
+        workers wait for each other.
+        """
         messages = self.compiled.replica_messages[phase.index]
         pairs = [(run, each) for run in runs for each in messages if each.stage == run.stage]
         exchanged = [(self._read_own(run, each), run, each) for run, each in pairs if not self._is_merged(run, each)]
@@ -113,7 +115,7 @@ class WorkerPeers(Peers):
             self._send_parts(phase, run, each, own)
         if self.allreduce is not None:
             for run in runs:
-                self.allreduce.add(run, messages)
+                self.allreduce.sum_remaining(run, messages)
         columns: dict[tuple[int, PartKey], list[Sequence[Any]]] = {}
         for own, run, each in exchanged:
             parts = self._receive_parts(phase, run, each, own)
@@ -200,7 +202,7 @@ class WorkerPeers(Peers):
 
 
 def _sort_parts(parts: Mapping[str, Mapping[int, Any]]) -> Sequence[Any]:
-    """Canonical order of parts, by micro-batch or by replica, so that sums are bit-identical in every process."""
+    """The parts in the order of micro-batches or of replicas, so that sums are bit-identical in every process."""
     found = [(m, tensor) for theirs in parts.values() for m, tensor in theirs.items()]
     return [tf.convert_to_tensor(tensor) for _, tensor in sorted(found, key=lambda pair: pair[0])]
 

@@ -1,4 +1,6 @@
-"""The results of a step: names, lazy numbers, and tensors that stay in other processes."""
+"""The results of a step: their names, numbers that are awaited when they are read, and substitutes of tensors that stay
+in other processes.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ class ScalarResults:
 
 
 def find_scalar_results(structure: Any) -> ScalarResults:
-    """The scalar results of a traced step, by name.
+    """The places and names of the scalar results of a traced step.
 
     >>> with tf.Graph().as_default():
     ...     found = find_scalar_results({"loss": tf.constant(1.0), "logits": tf.zeros([2, 2]), "rows": tf.constant(3)})
@@ -68,7 +70,7 @@ def _is_number(tensor: Any) -> bool:
 
 
 class _Result:
-    """Placeholder of a result with its planned element type and shape."""
+    """A substitute of a result, with its planned element type and shape."""
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
@@ -134,7 +136,7 @@ def _delegate(name: str) -> Any:
     return call
 
 
-for _name in (*_OPERATORS, "__repr__", "__str__"):
+for _name in (*_OPERATORS, "__repr__", "__str__", "__reduce__"):
     setattr(PendingResult, _name, _delegate(_name))
 
 
@@ -143,7 +145,7 @@ class _AbsentReadError(CollectiveReadError, TypeError):
 
 
 class AbsentResult(_Result):
-    """Placeholder of a tensor in a process that does not receive it. Keras may collect it over batches.
+    """A substitute of a tensor in a process that does not receive it. Keras may collect it over batches.
 
     >>> AbsentResult("npu/0", Spec("float32", (None, 10)))
     <float32[?,10] on npu/0>

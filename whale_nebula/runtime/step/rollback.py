@@ -37,7 +37,7 @@ class OpLocations:
         return ", ".join(part for part in parts if part)
 
     def find_line(self, name: str) -> str:
-        """The user's line of an op, or of the op whose gradient it is; '' if unknown.
+        """The user's line of an op, or of the op whose gradient it is; "" if unknown.
 
         An op of a branch, or of a loop's body, has the line of the branch or the loop.
         """
@@ -75,7 +75,7 @@ def _list_enclosing(name: str) -> list[str]:
 
 
 def find_failed_op(failure: BaseException) -> str:
-    """TensorFlow's name of the op that failed."""
+    """TensorFlow's name of the op that failed; "" if the message has none."""
     found = _NODE_NAMES.search(str(getattr(failure, "message", failure)))
     return "" if found is None else next(name for name in found.groups() if name)
 
@@ -103,7 +103,8 @@ class Guard:
     """Snapshot of the variables that a step's forward may write (few: seeds, averages in coupled mode), for rollback.
 
     `has_begun` is true when an update has started: afterwards no rollback is possible, unless the program `updates`
-    nothing. `own` names the variables in this process, by default all.
+    nothing. `held_paths` are those of the variables in this process, by default all. `alone`: the run has no other
+    process.
     """
 
     _begun = False
@@ -114,14 +115,14 @@ class Guard:
         written: Sequence[str],
         alone: bool = True,
         locations: OpLocations | None = None,
-        own: Collection[str] | None = None,
+        held_paths: Collection[str] | None = None,
         updates: bool = True,
     ) -> None:
         self._updates = updates
         self._continuation = "go on" if alone else "start all workers again"
         self._locations = locations or OpLocations()
         self._saved = [(variables[path], variables[path].read_value()) for path in written if path in variables]
-        self._own_variables = (variables, own)
+        self._variables, self._held_paths = variables, held_paths
 
     @property
     def has_begun(self) -> bool:
@@ -132,25 +133,27 @@ class Guard:
         """Record that an update starts."""
         self._begun = self._updates
 
-    def roll_back_if_skipped(self, update: Callable[[], None], out: bool = True) -> Callable[[], None]:
-        """Context of an update that is rolled back if the step is skipped (`out`), with the forward's writes."""
+    def roll_back_if_skipped(self, update: Callable[[], None], is_skipped: bool = True) -> Callable[[], None]:
+        """The function that runs an update and, if the step is skipped, rolls it back with the forward's writes."""
 
         def run() -> None:
-            variables, own = self._own_variables
-            with roll_back([variables[path] for path in variables if own is None or path in own]):
+            held = self._variables.keys() if self._held_paths is None else self._held_paths
+            with roll_back([self._variables[path] for path in held]):
                 update()
             self.restore()
 
-        return run if out else update
+        return run if is_skipped else update
 
     def restore(self) -> None:
-        """Restore all variables to their values before the step."""
+        """Restore the variables that forwards write to their values before the step."""
         for variable, value in self._saved:
             variable.assign(value)
 
     @contextlib.contextmanager
     def roll_back_on_failure(self) -> Iterator[None]:
-        """Context around a step, until all its threads have stopped: failures before an update are rolled back."""
+        """Context around a step that restores these variables if it fails before an update, when all of its threads
+        have stopped.
+        """
         try:
             yield
         except BaseException:
@@ -160,7 +163,7 @@ class Guard:
 
     @contextlib.contextmanager
     def explain_stage_failure(self, stage: str, phase: int, micro_batch: int, what: str) -> Iterator[None]:
-        """Context that names the piece of the step in errors."""
+        """Context around a piece of a stage (`what`: its forward or backward) that names it in errors."""
         try:
             yield
         except tf.errors.OpError as failure:
@@ -168,7 +171,7 @@ class Guard:
 
     @contextlib.contextmanager
     def explain_phase_failure(self, what: str, phase: int) -> Iterator[None]:
-        """Context around a part that runs once a step, outside micro-batches."""
+        """Context around a part that runs once a step, outside micro-batches, that names it (`what`) in errors."""
         try:
             yield
         except tf.errors.OpError as failure:
@@ -178,6 +181,10 @@ class Guard:
         """The error for a failure after the update has started."""
         self.begin()
         return self._once_error("update", phase, failure)
+
+    def step_error(self, failure: BaseException) -> StageFailedError:
+        """The error for a failure of an unknown piece before any update."""
+        return self._failed_error("step", "", 0, None, failure)
 
     def _once_error(self, what: str, phase: int, failure: BaseException) -> StageFailedError:
         if self.has_begun:
@@ -237,17 +244,17 @@ def uncut_step_error(failure: BaseException, locations: OpLocations) -> StageFai
 
 
 def micro_batch_error(
-    counts: Sequence[int], failure: BaseException, locations: OpLocations, alone: str
+    counts: Sequence[int], failure: BaseException, locations: OpLocations, undivided: str
 ) -> CaptureError:
-    """The error for a step that TensorFlow cannot trace for micro-batches of these rows; nothing has run. `alone` is
-    the line of code that keeps the batch undivided.
+    """The error for a step that TensorFlow cannot trace for micro-batches of these rows; nothing has run. `undivided`
+    is the change to the code that keeps the batch undivided.
     """
     rows = " and ".join(str(count) for count in sorted(set(counts)))
     return CaptureError(
         f"the step cannot run in micro-batches of {rows} rows",
         where=locations.describe(failure),
         why=f"an op that accepts the whole batch does not accept a part of it: {_extract_message(failure)}",
-        mend=f"{locations.suggest_fix(failure)}\nor {alone}",
+        mend=f"{locations.suggest_fix(failure)}\nor {undivided}",
     )
 
 

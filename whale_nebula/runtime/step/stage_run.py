@@ -23,7 +23,7 @@ from whale_nebula.spec import Value
 
 
 class BoundaryExchange(Protocol):
-    """The exchange of values between the stages of a step."""
+    """The interface of an exchange of values between the stages of a step."""
 
     def put(self, value: Value, micro_batch: int, tensor: Any, rows: Any = None) -> None:
         """Send a value to the stages that read it; `rows` is a mask of the rows that they need."""
@@ -34,8 +34,10 @@ class BoundaryExchange(Protocol):
 
 @dataclass
 class StageRun:
-    """The state of a stage in a step. `turns` are the micro-batches that it runs here, `kept_values` their values for
-    the update. With `is_sampled`, each piece is timed until its device has finished.
+    """The state of a stage, or of one of its replicas, in a step. `turns` are the micro-batches that it runs here,
+    `local_values` their values while they are needed, `kept_values` those for the update. `whole_batch_values` are
+    computed once a step. `summed_messages` are the gradients that are already summed over all replicas. With
+    `is_sampled`, each piece is timed until its device has finished.
     """
 
     compiled: Compiled
@@ -61,8 +63,8 @@ class StageRun:
                 self._free_values(phase, micro_batch, pieces.weights)
 
     def backward(self, phase: PhasePlan, micro_batch: int) -> None:
-        """Run the backward of a micro-batch and free its activations, except those that deferred gradients of weights
-        need.
+        """Run the backward of a micro-batch, if it is a function of its own, and free its activations, except those
+        that deferred gradients of weights need.
         """
         pieces = self.compiled.bind_stage(phase, self.stage)
         if pieces is not None and pieces.backward is not None:
@@ -134,7 +136,9 @@ class StageRun:
         return local_values[value]
 
     def _sum_arrivals(self, feed: Value, micro_batch: int) -> Any:
-        """A boundary's gradient: the shares of all stages that read it, added in stage order. It can be read once."""
+        """A boundary's gradient: the shares of all stages that read it, added in stage order. It can be received only
+        once.
+        """
         if feed in (local_values := self.local_values.setdefault(micro_batch, {})):
             return local_values[feed]
         first, *rest = [self.exchange.get(g, micro_batch, self.stage) for _, g in self.compiled.gradient_flows[feed]]

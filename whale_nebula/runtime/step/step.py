@@ -24,7 +24,7 @@ from whale_nebula.feed.inputs import count_micro_batch_rows
 from whale_nebula.runtime.plan_step import check_pinned, plan_capture
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.background import BackgroundTrace, Prepared, prepare
-from whale_nebula.runtime.step.engine import Engine, engine, forget_states
+from whale_nebula.runtime.step.engine import Engine, forget_states, make_engine
 from whale_nebula.runtime.variables.reads import make_all_collective
 from whale_nebula.scopes import hints
 from whale_nebula.scopes.auto import get_current_limits
@@ -45,11 +45,11 @@ def _find_shape(tensor: Any) -> tuple[int | None, ...] | None:
     return None if shape is None or getattr(shape, "rank", 0) is None else tuple(shape)
 
 
-def describe_change(names: Sequence[str], tensors: Sequence[Any], first: Shapes) -> str:
-    """Describe the first input whose rows differ in shape from the first batch; "" if there is none.
+def describe_shape_change(names: Sequence[str], tensors: Sequence[Any], first: Shapes) -> str:
+    """Describe the first input whose rows differ in shape from those of the `first` batch; "" if there is none.
 
     >>> import numpy as np
-    >>> describe_change(["x"], [np.ones((32, 5), "float32")], ((64, 8),))
+    >>> describe_shape_change(["x"], [np.ones((32, 5), "float32")], ((64, 8),))
     "input 'x' is float32[32,5] in this batch, but was [64,8] in the first"
     """
     for name, tensor, before in zip(names, tensors, first, strict=False):
@@ -62,14 +62,14 @@ def describe_change(names: Sequence[str], tensors: Sequence[Any], first: Shapes)
 
 
 def accepts_call(wide: Signature, layout: Signature) -> bool:
-    """Whether a program traced for the signature `wide` accepts a call with the signature `layout`."""
+    """Whether a program that was traced for the signature `wide` accepts a call with the signature `layout`."""
     pairs = zip(wide.specs, layout.specs, strict=True)
     return _find_kind(wide) == _find_kind(layout) and all(_fits(free, spec.shape) for free, spec in pairs)
 
 
 def widen_signature(layout: Signature, known: Iterable[Signature]) -> Signature | None:
-    """The signature that accepts `layout` and every known signature that differs from it only in sizes; None if there
-    is none.
+    """The signature that accepts `layout` and every known signature that differs from it only in sizes; None if none is
+    known.
     """
     alike = [other for other in known if _find_kind(other) == _find_kind(layout)]
     if not alike:
@@ -188,8 +188,8 @@ class Step:
     """Calls of `fn`, run with a plan, with one engine for each signature of the arguments and each set of enclosing
     scopes. A step that `widens` has one engine for all signatures that differ only in sizes, from the second one on.
     `steps` counts the steps of all engines, including those of replaced plans. `trains`: it is Keras's own train step
-    of a model. `owned_variables` returns all variables of the model that it trains, by name, whether or not it reads
-    them.
+    of a model. `paths` returns the names of variables and `metrics` the metrics that some belong to, by the id of their
+    handle; `owned_variables` returns all variables of the model that it trains, by name, whether or not it reads them.
     """
 
     fn: Callable[..., Any]
@@ -206,7 +206,7 @@ class Step:
     engines: dict[tuple[Any, Any], Engine] = field(default_factory=dict)
     forms: list[tuple[Any, Signature]] = field(default_factory=list)
     last: Engine | None = None
-    first: Shapes = ()
+    first_shapes: Shapes = ()
     placement_count: int = -1
     steps: int = 0
     run_of_plans: weakref.ref[Run] | None = None
@@ -248,11 +248,11 @@ class Step:
             last.count_from(self.steps)
             results = last.run(tensors)
         except StageFailedError as failure:
-            other = describe_change(layout.names, tensors, self.first)
+            other = describe_shape_change(layout.names, tensors, self.first_shapes)
             failure.why = "\n".join(filter(None, [failure.why, other]))
             raise
         self.steps = last.steps
-        self.first = self.first or tuple(map(_find_shape, tensors))
+        self.first_shapes = self.first_shapes or tuple(map(_find_shape, tensors))
         return results
 
     def call(self, unpack: Unpack, tensors: Sequence[Any]) -> Any:
@@ -268,11 +268,11 @@ class Step:
             return None if kept is None or kept.captured.decision is not None else kept.captured
 
     def data(self, unpack: Unpack) -> Callable[[Sequence[Any]], Any] | None:
-        """The function that selects the argument of Keras's own train step; None for another step."""
+        """The function that selects the batch among the arguments of Keras's own train step; None for another step."""
         return (lambda given: unpack(list(given))[0][0]) if self.trains else None
 
     def plan(self, arguments: Arguments, unpack: Unpack = unpack_positional) -> Engine:
-        """Capture and plan for the given arguments without running them."""
+        """The engine for the given arguments, captured and planned without running a step."""
         with self._lock:
             layout, tensors = signature(arguments, self.whole, find_declared_inputs())
             if (watching := observer()) is not None:
@@ -354,7 +354,7 @@ class Step:
             self.run_of_plans, self.placement_count = weakref.ref(run), placed
             self.engines.clear()
             self.forms.clear()
-            self.first = ()
+            self.first_shapes = ()
             self.background = None
         for key, kept in list(self.engines.items()):
             decision = kept.captured.decision
@@ -413,7 +413,7 @@ class Step:
             check_pinned(self.name, captured, layout)
             notes = (*self.notes, *captured.projected, *filter(None, [current_step_options().description]))
             models = [*met, *find_models(self.fn)]
-            found = engine(
+            found = make_engine(
                 captured, call, layout, self.name, jit=self.jit, lazy=self.lazy, notes=notes, models=models,
                 prepared=prepared,
             )  # fmt: skip

@@ -23,7 +23,8 @@ from whale_nebula.wire.frame import count_frames, count_wire_bytes
 
 
 class Message(NamedTuple):
-    """A tensor that is sent from a stage to a host, in one direction.
+    """A tensor of a micro-batch that a stage (`source`) sends to the host of another one (`destination`, the first that
+    reads it there), with the bytes of its `payload` and of the tensor itself (`raw`).
 
     `numbers` is the number of its floating-point elements that a codec can compress: not scalar, not complex. With
     `bounded`, the bytes are an upper bound, because the codec's output depends on values.
@@ -38,8 +39,10 @@ class Message(NamedTuple):
     bounded: bool = False
 
 
-def messages(cut: Cut, hosts: Sequence[str], rows: int) -> Iterator[Message]:
-    """The messages between hosts for a micro-batch of `rows` rows; sizes known only in a step are omitted."""
+def list_messages(cut: Cut, hosts: Sequence[str], rows: int) -> Iterator[Message]:
+    """The messages between hosts for a micro-batch of `rows` rows, without those of a size that is known only in a
+    step.
+    """
     for each in Crossings(cut, Routing.from_hosts(hosts)).by_value.values():
         spec, boundary = each.spec, each.boundary
         if not _is_sized(spec):
@@ -64,19 +67,21 @@ def _is_sized(spec: Spec) -> bool:
     return spec.shape is not None and None not in spec.shape[1:]
 
 
-def find_bounded_links(cut: Cut, hosts: Sequence[str], exchanged: ExchangeSizes) -> frozenset[str]:
+def find_bounded_links(cut: Cut, hosts: Sequence[str], exchange_sizes: ExchangeSizes) -> frozenset[str]:
     """The links for which only an upper bound of bytes is known, because the bytes depend on values in the batch."""
-    found = {f"{hosts[each.source]}->{hosts[each.destination]}" for each in messages(cut, hosts, 1) if each.bounded}
+    found = {
+        f"{hosts[each.source]}->{hosts[each.destination]}" for each in list_messages(cut, hosts, 1) if each.bounded
+    }
     return frozenset(
-        found | {f"{each.source}->{each.destination}" for each in cut.exchanges if exchanged.is_upper_bound(each)}
+        found | {f"{each.source}->{each.destination}" for each in cut.exchanges if exchange_sizes.is_upper_bound(each)}
     )
 
 
 def plan_link_reports(
-    cut: Cut, hosts: Sequence[str], counts: Sequence[int], exchanged: ExchangeSizes
+    cut: Cut, hosts: Sequence[str], counts: Sequence[int], exchange_sizes: ExchangeSizes
 ) -> Mapping[str, LinkReport]:
-    """The planned load of each link in a step whose micro-batches have `counts` rows; `exchanged` has the sizes of
-    exchanges once a step.
+    """The planned load of each link in a step whose micro-batches have `counts` rows, without messages of a size that
+    is known only in a step; `exchange_sizes` has the sizes of exchanges once a step.
     """
     found: dict[str, LinkReport] = {}
 
@@ -86,23 +91,24 @@ def plan_link_reports(
         found[name] = found.get(name, LinkReport()) + link
 
     for rows in counts:
-        for message in messages(cut, hosts, rows):
+        for message in list_messages(cut, hosts, rows):
             add(hosts[message.source], hosts[message.destination], message.payload, message.raw)
     for each in cut.exchanges:
-        size = exchanged.nbytes(each, counts)
+        size = exchange_sizes.nbytes(each, counts)
         if size is not None:
             add(each.source, each.destination, size, size)
     return found
 
 
 _StagePair = tuple[int, int]
+_RoundKey = tuple[int, int]  # a phase, and a round of its exchange
 _PhaseTraffic = tuple[dict[_StagePair, Hop], dict[_StagePair, tuple[Numbers, Numbers]]]
 
 
 @dataclass
 class Traffic:
-    """Planned traffic in bytes, by link. Stages run on the hosts named in `hosts`; `shapes` are those of a batch's
-    leaves, if known.
+    """Planned traffic in bytes, by link. `hosts` are those of the stages, `shapes` those of a batch's leaves, if known.
+    Other arguments named `counts` are the rows of a step's micro-batches.
     """
 
     cut: Cut
@@ -115,34 +121,34 @@ class Traffic:
     _known_by_counts: dict[tuple[int, ...], bool] = field(default_factory=dict)
 
     @cached_property
-    def exchanged(self) -> ExchangeSizes:
+    def exchange_sizes(self) -> ExchangeSizes:
         """The sizes of exchanges once a step."""
         return ExchangeSizes(self.cut, self.shapes)
 
     @cached_property
     def at_most(self) -> tuple[str, ...]:
         """The links whose bytes are upper bounds."""
-        return tuple(sorted(find_bounded_links(self.cut, self.hosts, self.exchanged)))
+        return tuple(sorted(find_bounded_links(self.cut, self.hosts, self.exchange_sizes)))
 
     def is_known(self, counts: tuple[int, ...]) -> bool:
         """Whether the sizes of all crossings are known before a step, given its rows."""
         if counts not in self._known_by_counts:
             crossing = Crossings(self.cut, Routing.from_hosts(self.hosts)).by_value.values()
-            once = (self.exchanged.nbytes(each, counts) is not None for each in self.cut.exchanges)
+            once = (self.exchange_sizes.nbytes(each, counts) is not None for each in self.cut.exchanges)
             self._known_by_counts[counts] = all(_is_sized(each.spec) for each in crossing) and all(once)
         return self._known_by_counts[counts]
 
     def link_bytes(self, counts: tuple[int, ...]) -> Mapping[str, int]:
-        """The load of each link in a step with these micro-batches."""
+        """The bytes on each link in a step, with headers."""
         if counts not in self._bytes:
-            reports = plan_link_reports(self.cut, self.hosts, counts, self.exchanged)
+            reports = plan_link_reports(self.cut, self.hosts, counts, self.exchange_sizes)
             self._bytes[counts] = {name: link.bytes for name, link in reports.items()}
         return self._bytes[counts]
 
     def rounds(self, counts: tuple[int, ...]) -> tuple[tuple[ExchangeTransfer, ...], ...]:
         """The exchange between clusters once a step, round by round."""
         if counts not in self._rounds:
-            rounds: defaultdict[_StagePair, defaultdict[tuple[str, str], list[Exchange]]]
+            rounds: defaultdict[_RoundKey, defaultdict[tuple[str, str], list[Exchange]]]
             rounds = defaultdict(lambda: defaultdict(list))
             for each in self.cut.exchanges:
                 rounds[each.phase, each.round][each.source, each.destination].append(each)
@@ -155,16 +161,18 @@ class Traffic:
     def _sum_round(
         self, here: str, there: str, together: Sequence[Exchange], counts: tuple[int, ...]
     ) -> ExchangeTransfer:
-        sizes = (self.exchanged.nbytes(each, counts) for each in together)
+        sizes = (self.exchange_sizes.nbytes(each, counts) for each in together)
         what = tuple(dict.fromkeys(each.what for each in together))
         return ExchangeTransfer(self._find_line(here, there), sum(count_wire_bytes(size or 0) for size in sizes), what)
 
     def hops(self, phase: int, rows: int) -> _PhaseTraffic:
-        """The traffic between stages for a micro-batch, by link, and the part of it that is numbers."""
+        """The traffic of a micro-batch between each two stages, the lower number first, and the part of it that is
+        numbers, in both directions.
+        """
         if (phase, rows) not in self._hops:
             sizes: dict[_StagePair, float] = {}
             numbers: defaultdict[_StagePair, Numbers] = defaultdict(Numbers)
-            for message in messages(self.cut, self.hosts, rows):
+            for message in list_messages(self.cut, self.hosts, rows):
                 if message.phase == phase:
                     key = (message.source, message.destination)
                     sizes[key] = sizes.get(key, 0.0) + count_wire_bytes(message.payload)

@@ -22,7 +22,7 @@ from whale_nebula.spec import Value
 
 
 def join_replicas(phase: PhasePlan, runs: Sequence[StageRun]) -> Sequence[StageRun]:
-    """One run for each stage: values by micro-batch, and gradients that are added in the order of the replicas."""
+    """One run for each stage: those of its local replicas, joined. Gradients are added in the order of the replicas."""
     by_stage: dict[int, list[StageRun]] = {}
     for run in runs:
         by_stage.setdefault(run.stage, []).append(run)
@@ -60,8 +60,9 @@ ASSERTION = "assertion on values of the whole batch"
 
 @dataclass
 class WholeBatchRun:
-    """The once-a-step part of a worker. In a trace, `gate` returns the ops that its updates wait for; otherwise waits
-    for `peers` are timed by the `clock`.
+    """The parts of a step that run once on a worker. `values` are those that they have computed or received. In a
+    trace, `gate` returns the ops that its updates wait for, given their inputs; otherwise waits for `peers` are timed
+    by the `clock`.
 
     With `lazy`, numbers that are only returned are not awaited.
     """
@@ -79,8 +80,8 @@ class WholeBatchRun:
     _received_bundles: set[Bundle] = field(default_factory=set)
 
     def weigh_micro_batches(self) -> Batch:
-        """The batch with the shares of its micro-batches by nb.loss_weight, if it was used."""
-        piece = self.compiled.weight
+        """The batch; if `nb.loss_weight` was used, with the shares of its micro-batches by these weights."""
+        piece = self.compiled.loss_weight_function
         if piece is None:
             return self.batch
         weights = [_sum_weights(piece.function([cut[feed.key] for feed in piece.feeds])) for cut in self.batch.slices]
@@ -94,7 +95,7 @@ class WholeBatchRun:
             self._call_function(self.compiled.whole_batch_function, {})
 
     def run_prologue(self, phase: PhasePlan) -> None:
-        """Run the pieces before the micro-batches."""
+        """Run the piece before the micro-batches of a phase."""
         piece = self.compiled.bind_prologue(phase)
         if piece is not None:
             self._call_function(piece, {})
@@ -144,7 +145,7 @@ class WholeBatchRun:
         self._receive_rest(phase)
 
     def _hand_over(self, phase: PhasePlan, gradients: dict[Value, Any], runs: Sequence[StageRun]) -> None:
-        """Pass large gradients to the updates that read them, and drop all other references to them."""
+        """Hand large gradients over to the updates that read them, and drop all other references to them."""
         holders = self.compiled.cut.program.holders
         for piece in self.compiled.bind_updates(phase):
             for value, slot in piece.function.handover_slots.items():
@@ -154,7 +155,7 @@ class WholeBatchRun:
                     run.sums.drop(request, holder.source)
 
     def sum_gradients(self, phase: PhasePlan, runs: Sequence[StageRun]) -> dict[Value, Any]:
-        """Every gradient placeholder's tensor."""
+        """The gradients that updates read, by their placeholders: sums over stages, with the parts of other workers."""
         parts: dict[PartKey, tuple[Any, ...]] = {}
         for run in runs:
             parts |= run.sums.parts()
@@ -176,7 +177,7 @@ class WholeBatchRun:
                 self.peers.send(bundle, [self.values[crossing.value] for crossing in bundle.crossings])
 
     def _receive_for(self, phase: PhasePlan, piece: BoundFunction) -> None:
-        """Receive the remote values that a piece reads; the rest may arrive while it runs."""
+        """Receive the values of other workers that a piece reads; others may arrive while it runs."""
         for bundle in self._list_due(phase):
             if any(crossing.value in piece.fragment.feeds for crossing in bundle.crossings):
                 self._store_bundle(bundle, self._receive_bundle(phase, bundle))
@@ -186,7 +187,9 @@ class WholeBatchRun:
         lazy = self.lazy and phase is self.compiled.cut.phases[-1]
         for bundle in self._list_due(phase):
             waits = not (lazy and bundle.specs[0].scalar)
-            self._store_bundle(bundle, self._receive_bundle(phase, bundle) if waits else self.peers.later(bundle))
+            self._store_bundle(
+                bundle, self._receive_bundle(phase, bundle) if waits else self.peers.receive_later(bundle)
+            )
 
     def _list_due(self, phase: PhasePlan) -> list[Bundle]:
         """The messages that this worker has not yet received in a phase."""

@@ -8,21 +8,21 @@ import weakref
 from typing import Any, NamedTuple, Protocol
 
 _NAME = "_nebula_beside"
-"""The attribute of a variable with its object, as a weak reference."""
+"""The attribute of a variable that has a weak reference to its object."""
 
 
-class Expected(NamedTuple):
-    """The total bytes that an object is expected to use, and a phrase that states the assumption."""
+class ExpectedMemory(NamedTuple):
+    """The total bytes that an object is expected to use, and a phrase for the user that states the assumption."""
 
     bytes: float
     assumption: str
 
 
 class HasMemory(Protocol):
-    """An object with its own memory that is not copied to other workers."""
+    """The interface of an object with its own memory, which is not copied to other workers."""
 
-    def expect_bytes(self) -> Expected:
-        """The bytes that it will use."""
+    def expect_bytes(self) -> ExpectedMemory:
+        """The memory that it will use."""
 
 
 def attach_memory(variable: Any, owner: HasMemory) -> None:
@@ -30,7 +30,7 @@ def attach_memory(variable: Any, owner: HasMemory) -> None:
     setattr(variable, _NAME, weakref.ref(owner))
 
 
-def find_expected_memory(variable: Any) -> Expected | None:
+def find_expected_memory(variable: Any) -> ExpectedMemory | None:
     """The memory that the object of a variable is expected to use; None if it has no object."""
     found = getattr(variable, _NAME, None)
     owner = None if found is None else found()

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from whale_nebula.capture.keras_scopes import has_scopes
 from whale_nebula.runtime.run import Run, current_run, find_open_run
-from whale_nebula.runtime.variables.remote import SUFFIX, Ledger, Plain, load_own, name_own_path, save_own
+from whale_nebula.runtime.variables.remote import WEIGHTS_SUFFIX, Ledger, Plain, load_own, name_own_path, save_own
 from whale_nebula.scopes.compress_options import find_local_sgd_options
 from whale_nebula.scopes.frames import open_frames
 from whale_nebula.tf import keras_training
@@ -30,9 +30,9 @@ _TRAINS = ("fit", "train_on_batch")
 
 
 def make_collective(model: Any, ledger: Ledger, writes_here: bool, cluster: str = "", first: bool = True) -> None:
-    """Make a model's reads and saves gather it first; only one process of a host writes files.
+    """Make a model's reads and saves gather it first; only the processes that `writes_here` write files.
 
-    If each cluster keeps its own parts, the `first` worker of each saves these, and all of its workers load them.
+    If each cluster keeps its own parts of the weights, its `first` worker saves them, and all of its workers load them.
     """
     _replace(model, "get_weights", functools.partial(_read_whole, ledger, model))
     if ledger.keeps_own_weights:
@@ -80,8 +80,8 @@ def forget_results(model: Any) -> None:
 
 
 def make_all_collective(models: Iterable[Any], run: Run) -> None:
-    """Make reads collective for models with variables of this run's programs, if there are other processes. With local
-    SGD, a read first synchronises the clusters, and a write restarts the rounds.
+    """Make reads and saves collective for models with variables of this run's programs, if there are other processes.
+    With local SGD, a read first synchronises the clusters, and a write restarts the rounds.
     """
     kept = frozenset() if run.alone else run.ledger.variables.keys()
     for model in models:
@@ -92,9 +92,9 @@ def make_all_collective(models: Iterable[Any], run: Run) -> None:
 
 
 def _call_after_meeting(name: str, plain: Plain, *args: Any, **kwargs: Any) -> Any:
-    """Call a model's method when all clusters have synchronised; after a method that writes weights, the rounds
-    restart. Has no effect in a closed run. Inside the scopes, the step itself synchronises. A model that was built
-    inside scopes is never outside them.
+    """Synchronise all clusters, call a model's method, and restart the rounds if it may have written weights. In a
+    closed run only call it, and likewise a method that trains if it is inside the scopes of local SGD, or if the model
+    was built inside scopes: the step itself synchronises.
     """
     inside = name in _TRAINS and (find_local_sgd_options(open_frames()) or has_scopes(getattr(plain, "__self__", None)))
     run = None if inside else find_open_run()
@@ -113,7 +113,7 @@ def _list_ids(model: Any, slots: bool = False) -> set[int]:
 
 
 def _replace(model: Any, name: str, hook: Plain, mark: str = "collective") -> None:
-    """Replace a model's method by a hook, which receives the method and its arguments, once for each `mark`."""
+    """Replace a model's method by a hook, which receives the method and its arguments; once for each `mark`."""
     plain = getattr(model, name)
     if not hasattr(plain, f"nebula_{mark}"):
         changed = _call_instead(hook, plain)
@@ -140,8 +140,8 @@ def _write_whole(ledger: Ledger, writes_here: bool, plain: Plain, *args: Any, **
 
 
 def make_callbacks_collective() -> None:
-    """Make the callbacks of the loop of Keras that is about to begin write files, and swap weights with their averages,
-    together with other processes.
+    """Make the callbacks of the loop of Keras that is about to begin take part in all processes: they write files in
+    one process of each host, and swap weights with their averages where all of these are.
     """
     kinds = keras_training.CHECKPOINT | keras_training.BACKUP | keras_training.AVERAGES
     for callback in keras_training.list_loop_callbacks("fit", "evaluate", "predict"):
@@ -178,7 +178,9 @@ def _swap_averages(callback: Any, plain: Plain) -> None:
 
 
 def _save_backup(callback: Any, plain: Plain, *args: Any, **kwargs: Any) -> None:
-    """Save a backup: one process writes everything but the weights; it is complete on return."""
+    """Save a model's file, in a folder that exists on every host, or a backup: one process writes everything but the
+    weights. A backup is complete on return.
+    """
     if _is_collective(callback):
         keras_training.make_folder(callback, *args, **kwargs)
     if not _is_collective(callback) or not isinstance(callback, keras_training.BACKUP):
@@ -219,7 +221,7 @@ def _restore_backup(callback: Any, plain: Plain, logs: Any) -> None:
     run, path = current_run(), keras_training.find_backup_path(callback)
     if (
         run.ledger.keeps_own_weights
-        and path.endswith(SUFFIX)
+        and path.endswith(WEIGHTS_SUFFIX)
         and os.path.exists(name_own_path(path, run.here().cluster))
     ):
         optimizer = callback.model.optimizer

@@ -52,8 +52,9 @@ class VariablePiece(Protocol):
 
 @dataclass
 class HeldVariable:
-    """A variable that programs of this run touch, and the workers that hold it: completely, or a `piece` each. Its
-    `layout` is the same in every process. It is `copied` if some of the holders have values of their own.
+    """A variable that programs of this run use, and the workers that hold it: completely, or in pieces, of which this
+    process may have one (`piece`). Its `layout` is the same in every process. It is `copied` if some of the holders
+    have values of their own.
     """
 
     path: str
@@ -65,7 +66,9 @@ class HeldVariable:
 
 
 class Transfer(NamedTuple):
-    """A value with a dtype and shape (`spec`) that process `source` can `read` and the `receivers` `store`."""
+    """A value with a dtype and a shape (`spec`) that process `source` reads and the `receivers` store. Only `read` of
+    the source is called; a process that does not keep the value has None as `store`.
+    """
 
     source: str
     receivers: tuple[str, ...]
@@ -76,13 +79,14 @@ class Transfer(NamedTuple):
 
 @dataclass
 class Ledger:
-    """The holders of each variable, the same in every process.
+    """The variables of a run's programs by their ids, and their holders, the same in every process.
 
-    Variables are held until the run is closed, including those of dropped models: Python frees them at different times
+    Variables are kept until the run is closed, including those of dropped models: Python frees them at different times
     in each process, and exchanges require the same list in all. With `keeps_own_weights` no values are exchanged: each
     process keeps its own parts (`weights: own`). `collectives` are TensorFlow's, between the workers of this process's
-    cluster. `last_decision` is the planner's decision that last moved all variables of a program; `changes` counts the
-    changes of holders.
+    cluster. `exchanges` counts the collective exchanges of values, which numbers their messages. `gathered` are the
+    variables that an open `gather` has fetched. `last_decision` is the planner's decision that last moved all variables
+    of a program; `changes` counts the changes of holders.
     """
 
     session: Session
@@ -90,36 +94,37 @@ class Ledger:
     collectives: Collectives | None = None
     variables: dict[int, HeldVariable] = field(default_factory=dict)
     exchanges: int = 0
-    whole: set[int] = field(default_factory=set)
+    gathered: set[int] = field(default_factory=set)
     last_decision: Any = None
     changes: int = 0
 
-    def settle(
+    def register_program(
         self,
         variables: Mapping[str, Any],
         holders_by_path: Mapping[str, Sequence[str]],
-        copied: Sequence[str] = (),
-        parted: Mapping[str, Layout] | None = None,
+        copy_workers: Sequence[str] = (),
+        piece_layouts: Mapping[str, Layout] | None = None,
     ) -> None:
-        """Register a program: variables of several workers start from the first one's value; others are emptied.
+        """Register the variables of a program that no earlier one has registered: those of several workers start from
+        the value of the first, those that this worker does not hold are emptied. Collective.
 
-        The workers of `copied` hold their own variables, independent of others. For variables that are `parted`, by
-        these layouts, each holder receives its piece: see `distribute_pieces`.
+        The workers in `copy_workers` hold variables of their own as well, independent of others. Variables in
+        `piece_layouts`, which has their layouts, are not sent here: see `distribute_pieces`.
         """
-        new, parted = self._select_new(variables, holders_by_path), parted or {}
-        self._share([entry for entry in new if len(entry.holders) > 1 and entry.path not in parted])
+        new, piece_layouts = self._select_new(variables, holders_by_path), piece_layouts or {}
+        self._share([entry for entry in new if len(entry.holders) > 1 and entry.path not in piece_layouts])
         for entry in new:
-            entry.holders = tuple(dict.fromkeys([*entry.holders, *copied]))
-            entry.layout, entry.copied = parted.get(entry.path, WHOLE_LAYOUT), bool(copied)
+            entry.holders = tuple(dict.fromkeys([*entry.holders, *copy_workers]))
+            entry.layout, entry.copied = piece_layouts.get(entry.path, WHOLE_LAYOUT), bool(copy_workers)
             self.variables[id(entry.variable)] = entry
             if self.session.worker not in entry.holders:
-                empty(entry)
+                empty_variable(entry)
         self.changes += 1
 
     def prepare_step(
         self, variables: Mapping[str, Any], holders_by_path: Mapping[str, Sequence[str]], written: Collection[str]
     ) -> None:
-        """Prepare a step of a program whose variables other programs may have changed: those that some of its workers
+        """Prepare a step of a program after the holders of variables have changed: variables that some of its workers
         no longer hold are sent to them, and other workers free those that it writes, because their values would be out
         of date. Collective.
         """
@@ -133,49 +138,51 @@ class Ledger:
         lacking = {path for path, entry in found.items() if set(holders_by_path[path]) - set(entry.holders)}
         if lacking:
             also = {path: tuple(dict.fromkeys((*found[path].holders, *holders_by_path[path]))) for path in lacking}
-            self.move(variables, also, rest=False)
+            self.move(variables, also, exactly=False)
         for path in found.keys() & written:
             entry, holders = found[path], tuple(holders_by_path[path])
             if set(entry.holders) - set(holders):
                 entry.holders = holders
                 if self.session.worker not in holders:
-                    empty(entry)
+                    empty_variable(entry)
                 self.changes += 1
 
     def drop_outdated(self, written: Iterable[Any]) -> None:
-        """Free the copies of variables that an open `gather` has fetched and a step is about to write, because they
-        would be out of date; `gather` inside it fetches them again.
+        """Free the copies that an open `gather` has fetched of variables that a step is about to write, because they
+        would be out of date; another `gather` inside it fetches them again.
         """
         ids = {id(variable) for variable in written}
-        for key in list(self.whole):
+        for key in list(self.gathered):
             entry = self.variables[key]
             if key in ids or (entry.piece is not None and id(entry.piece.variable) in ids):
-                self.whole.discard(key)
+                self.gathered.discard(key)
                 if entry.piece is not None or self.session.worker not in entry.holders:
-                    empty(entry)
+                    empty_variable(entry)
 
-    def expect(
+    def admit_program_values(
         self,
         variables: Mapping[str, Any],
         holders_by_path: Mapping[str, Sequence[str]],
-        parted: Mapping[str, Sequence[int] | None] | None = None,
+        piece_shapes: Mapping[str, Sequence[int] | None] | None = None,
     ) -> None:
-        """Admit the values that `settle` and `distribute_pieces` will receive. Called before the agreement on a
-        program, because others send them immediately after it. For a `parted` variable a shard of that shape is
-        admitted, or nothing.
+        """Admit the values that `register_program` and `distribute_pieces` will receive. Called before the agreement on
+        a program, because others send them immediately after it. For a variable in `piece_shapes` a piece of that shape
+        is admitted; nothing if it is None.
         """
-        parted, here, new = parted or {}, self.session.worker, self._select_new(variables, holders_by_path)
-        shared = [entry for entry in new if len(entry.holders) > 1 and entry.path not in parted]
+        piece_shapes, here, new = piece_shapes or {}, self.session.worker, self._select_new(variables, holders_by_path)
+        shared = [entry for entry in new if len(entry.holders) > 1 and entry.path not in piece_shapes]
         self._admit(
             self.exchanges + 1, [(slot, entry) for slot, entry in enumerate(shared) if here in entry.holders[1:]]
         )
-        pieces = [entry for entry in new if parted.get(entry.path) is not None]
+        pieces = [entry for entry in new if piece_shapes.get(entry.path) is not None]
         own_slots = [(slot, entry) for slot, entry in enumerate(pieces) if here in entry.holders[1:]]
-        self._admit(self.exchanges + 2, own_slots, {entry.path: parted[entry.path] or () for entry in pieces})
+        self._admit(self.exchanges + 2, own_slots, {entry.path: piece_shapes[entry.path] or () for entry in pieces})
 
-    def move(self, variables: Mapping[str, Any], holders_by_path: Mapping[str, Sequence[str]], *, rest: bool) -> None:
+    def move(
+        self, variables: Mapping[str, Any], holders_by_path: Mapping[str, Sequence[str]], *, exactly: bool
+    ) -> None:
         """Move variables to other holders, one after the other, and free those that are no longer held here.
-        Collective. Without `rest`, variables stay if all of their new holders have them.
+        Collective. Without `exactly`, a variable stays with its present holders if all of the new ones are among them.
         """
         known = (
             (entry, tuple(holders_by_path[path]))
@@ -185,7 +192,7 @@ class Ledger:
         moving = [
             (entry, to)
             for entry, to in known
-            if set(to) - set(entry.holders) or (rest and set(to) != set(entry.holders))
+            if set(to) - set(entry.holders) or (exactly and set(to) != set(entry.holders))
         ]
         self.exchanges += 1
         here = self.session.worker
@@ -195,29 +202,29 @@ class Ledger:
         for slot, (entry, to) in enumerate(moving):
             self._send(slot, entry, [worker for worker in to if worker not in entry.holders])
             if slot in wanted:
-                fill(entry, self._receive(slot, entry))
+                fill_variable(entry, self._receive(slot, entry))
             entry.holders = to
-            self.whole.discard(id(entry.variable))
+            self.gathered.discard(id(entry.variable))
             if here not in to:
-                empty(entry)
+                empty_variable(entry)
         self.changes += 1
 
-    def distribute_pieces(self, slot: int, variable: Any, take: Callable[[str], Any]) -> Any:
-        """The piece of a variable for this worker: its first holder sends the others their pieces, one after the other.
-        `take` returns the piece of a worker.
+    def distribute_pieces(self, slot: int, variable: Any, find_piece: Callable[[str], Any]) -> Any:
+        """The piece of a variable for this worker, one of its holders: the first holder sends the others their pieces,
+        one after the other. `find_piece` returns the piece of a worker. All holders call it, with the same `slot`.
         """
         entry, here = self.variables[id(variable)], self.session.worker
         if entry.holders[0] != here:
             return copy_array(self._receive(slot, entry))
         for worker in entry.holders[1:]:
-            self.session.links[worker].send(self._key(slot, entry, worker), np.asarray(take(worker)))
-        return take(here)
+            self.session.links[worker].send(self._key(slot, entry, worker), np.asarray(find_piece(worker)))
+        return find_piece(here)
 
-    def hold(self, variable: Any, piece: VariablePiece) -> None:
-        """Hold a piece of a variable from now on, instead of all of it."""
+    def hold_piece(self, variable: Any, piece: VariablePiece) -> None:
+        """Hold a piece of a variable from now on, and free the variable itself."""
         entry = self.variables[id(variable)]
         entry.piece = piece
-        empty(entry)
+        empty_variable(entry)
 
     def transfer_values(self, transfers: Sequence[Transfer], doing: str) -> None:
         """Send each of these values from the process that has it to those that need it, one after the other.
@@ -269,8 +276,9 @@ class Ledger:
         *,
         apart: bool,
     ) -> None:
-        """Refuse a program that needs a variable in this worker that is elsewhere and cannot be sent, or that writes
-        only some of the values that clusters have of their own.
+        """Refuse a program that needs a variable in this worker that is elsewhere and cannot be sent, or that writes a
+        variable of which clusters have values of their own (`copied`) only in some of them. `apart`: the program trains
+        each cluster apart.
         """
         for path, needed in sorted(holders_by_path.items()):
             entry = self.variables.get(id(variables[path]))
@@ -299,7 +307,7 @@ class Ledger:
                 )
 
     def list_common(self, paths: Iterable[str], variables: Mapping[str, Any]) -> list[str]:
-        """Those of the variables that no process has to be sent before the next step."""
+        """The paths of variables that every process holds, or that no program has registered yet."""
         everyone = {self.session.worker, *self.session.links}
         entries = ((path, self.variables.get(id(variables[path]))) for path in paths)
         return [path for path, entry in entries if entry is None or everyone <= {*entry.holders}]
@@ -324,7 +332,9 @@ class Ledger:
         wanted: Sequence[tuple[int, HeldVariable]],
         shapes: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
-        """Admit these values, and no others. All send at once, so a request does not delay the sender."""
+        """Admit these values, of their variables' shapes or of those in `shapes`, and announce to the links that they
+        will be received: all are sent at once, before they are requested.
+        """
         for slot, entry in wanted:
             key = self._key(slot, entry, self.session.worker, exchange)
             shape = (shapes or {}).get(entry.path, entry.variable.shape)
@@ -354,36 +364,36 @@ class Ledger:
                 'or use model.save_weights("model.weights.h5"), which writes the part of each cluster in that cluster',
             )
         wanted = {key: entry for key, entry in self.variables.items() if only is None or key in only}
-        fresh = {key: entry for key, entry in wanted.items() if key not in self.whole}
-        self.whole |= fresh.keys()
+        fresh = {key: entry for key, entry in wanted.items() if key not in self.gathered}
+        self.gathered |= fresh.keys()
         try:
             with self.join_pieces(fresh.values()):
-                if fresh or not self.whole:
+                if fresh or not self.gathered:
                     self._exchange(list(fresh.values()))
                 yield
         finally:
-            self.whole -= fresh.keys()
+            self.gathered -= fresh.keys()
             for entry in fresh.values():
                 if self.session.worker not in entry.holders:
-                    empty(entry)
+                    empty_variable(entry)
 
     @contextlib.contextmanager
     def join_pieces(self, variables: Iterable[HeldVariable]) -> Iterator[None]:
-        """Context in which the variables that this process has in pieces are complete. All holders of pieces, which are
-        workers of one cluster, enter it at the same point; nothing is sent to other clusters.
+        """Context in which those of the variables that this process has in pieces are complete. All holders of pieces,
+        which are workers of one cluster, enter it at the same point; nothing is sent to other clusters.
         """
         joined: list[tuple[HeldVariable, VariablePiece]] = []
         try:
             for entry in variables:
                 if entry.piece is not None:
-                    fill(entry, entry.piece.join(entry.variable.shape[entry.piece.layout.axis]))
+                    fill_variable(entry, entry.piece.join(entry.variable.shape[entry.piece.layout.axis]))
                     joined.append((entry, entry.piece))
             yield
         finally:
             for entry, piece in joined:
                 if not isinstance(entry.variable, _RemoteVariable):  # otherwise a step has written the piece meanwhile
                     piece.store(entry.variable.read_value())
-                    empty(entry)
+                    empty_variable(entry)
 
     def _exchange(self, chosen: Sequence[HeldVariable]) -> None:
         """Send the local variables to all processes without them, and receive the others."""
@@ -396,16 +406,16 @@ class Ledger:
             self._send(slot, entry, [worker for worker in everyone if worker not in entry.holders])
         for slot, entry in enumerate(chosen):
             if here not in entry.holders:
-                fill(entry, self._receive(slot, entry))
+                fill_variable(entry, self._receive(slot, entry))
 
 
 @contextlib.contextmanager
-def blank(elsewhere: Sequence[Any]) -> Iterator[None]:
-    """Context in which emptied variables of a list are read as arrays of shape (number, 0), which encode only their
-    number.
+def read_as_placeholders(variables: Sequence[Any]) -> Iterator[None]:
+    """Context in which those of the variables that are emptied are read as placeholders: arrays of shape (number, 0),
+    with the variable's number in the list. `fill_placeholders` replaces them in a file.
     """
     empty_here = [
-        (number, variable) for number, variable in enumerate(elsewhere) if isinstance(variable, _RemoteVariable)
+        (number, variable) for number, variable in enumerate(variables) if isinstance(variable, _RemoteVariable)
     ]
     for number, variable in empty_here:
         variable.nebula_blank = number
@@ -416,8 +426,8 @@ def blank(elsewhere: Sequence[Any]) -> Iterator[None]:
             variable.nebula_blank = None
 
 
-def empty(entry: HeldVariable) -> None:
-    """Free a variable's memory and make reads of it raise an error with its holders."""
+def empty_variable(entry: HeldVariable) -> None:
+    """Free the memory of a variable, and make reads of it raise an error that names its holders."""
     variable = entry.variable
     if is_undrawn(variable):
         release(variable)
@@ -445,8 +455,8 @@ def _free_value(variable: Any) -> None:
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=nothing, validate_shape=False)
 
 
-def fill(entry: HeldVariable, array: Any) -> None:
-    """Restore the value and the class of an emptied variable."""
+def fill_variable(entry: HeldVariable, array: Any) -> None:
+    """Give an emptied variable this value, and its own class."""
     variable = entry.variable
     if isinstance(variable, _RemoteVariable):
         variable.__class__ = type(variable).__mro__[2]
@@ -502,53 +512,56 @@ def _guard_write(variable: Any, name: str, plain: Any, /, *args: Any, **kwargs: 
 
 
 Plain = Callable[..., Any]
-SUFFIX = ".weights.h5"
+"""A method as it was before it was replaced."""
+WEIGHTS_SUFFIX = ".weights.h5"
 _ABOUT = "whale_nebula"
 
 
 def name_own_path(path: str | os.PathLike[str], cluster: str) -> str:
-    """The path of a cluster's parts of a file.
+    """The path of the file with a cluster's part of a weights file.
 
     >>> name_own_path("run/model.weights.h5", "gpu")
     'run/model.gpu.weights.h5'
     """
     text = os.fspath(path)
-    if not text.endswith(SUFFIX):
+    if not text.endswith(WEIGHTS_SUFFIX):
         raise OptionError(
             f"{text!r} is not the name of a weights file",
-            why=f"with 'weights: own' each cluster saves its part to a file that ends in {SUFFIX}",
-            mend=f'model.save_weights("{Path(text).name.partition(".")[0]}{SUFFIX}")',
+            why=f"with 'weights: own' each cluster saves its part to a file that ends in {WEIGHTS_SUFFIX}",
+            mend=f'model.save_weights("{Path(text).name.partition(".")[0]}{WEIGHTS_SUFFIX}")',
         )
-    return f"{text.removesuffix(SUFFIX)}.{cluster}{SUFFIX}"
+    return f"{text.removesuffix(WEIGHTS_SUFFIX)}.{cluster}{WEIGHTS_SUFFIX}"
 
 
 def save_own(
     ledger: Ledger, cluster: str, writes_here: bool, plain: Plain, filepath: Any, *args: Any, **kwargs: Any
 ) -> None:
-    """Replacement of `save_weights`: every process calls it, and each cluster's file is written on return."""
+    """Replacement of `save_weights`: every process calls it. On return, a process of each cluster (`writes_here`) has
+    written the file of the cluster's part.
+    """
     path = name_own_path(filepath, cluster)
     with ledger.join_pieces(ledger.variables.values()):
         if writes_here:
             variables = [entry.variable for entry in ledger.variables.values()]
-            with ledger.session.share_failures(), blank(variables):
+            with ledger.session.share_failures(), read_as_placeholders(variables):
                 plain(path, *args, **kwargs)
-                fill_in(path, variables, cluster)
+                fill_placeholders(path, variables, cluster)
     ledger.session.meet(f"the end of save_weights({os.fspath(filepath)!r})")
 
 
 def load_own(cluster: str, plain: Plain, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replacement of `load_weights`: loads the cluster's own file, if there is one for this name."""
-    own = name_own_path(filepath, cluster) if os.fspath(filepath).endswith(SUFFIX) else ""
+    """Replacement of `load_weights`: loads the file of the cluster's part, if there is one for this name."""
+    own = name_own_path(filepath, cluster) if os.fspath(filepath).endswith(WEIGHTS_SUFFIX) else ""
     return plain(own if own and os.path.exists(own) else filepath, *args, **kwargs)
 
 
-def fill_in(path: str, variables: Sequence[Any], cluster: str) -> None:
-    """Replace datasets that contain a variable's number by datasets with that variable's shape and NaN as values."""
+def fill_placeholders(path: str, variables: Sequence[Any], cluster: str) -> None:
+    """Replace placeholders in an HDF5 file by datasets with the shape of their variables and NaN as values."""
     with h5py.File(path, "a") as file:
         found: list[h5py.Dataset] = []
         file.visititems(lambda name, each: found.append(each) if _is_placeholder(each) else None)
         for each in found:
-            _exchange(file, each.name, variables[each.shape[0]])
+            _replace_dataset(file, each.name, variables[each.shape[0]])
         file.attrs[_ABOUT] = f"the parts of cluster {cluster!r}; all other values are NaN"
 
 
@@ -556,8 +569,8 @@ def _is_placeholder(each: Any) -> bool:
     return isinstance(each, h5py.Dataset) and len(each.shape) == 2 and each.shape[1] == 0
 
 
-def _exchange(file: h5py.File, name: str, variable: Any) -> None:
-    """Create a dataset for a variable without allocating it: HDF5 reads return the fill value."""
+def _replace_dataset(file: h5py.File, name: str, variable: Any) -> None:
+    """Replace a dataset by one for a variable, which takes no space: HDF5 reads return the fill value."""
     before = file[name]
     dtype, attributes = before.dtype, dict(before.attrs)
     del file[name]
@@ -566,7 +579,7 @@ def _exchange(file: h5py.File, name: str, variable: Any) -> None:
 
 
 def _find_fill_value(dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> Any:
-    """NaN of a type; for bfloat16, which HDF5 does not support, its bytes."""
+    """NaN of a type, for bfloat16, which HDF5 does not support, as its bytes; None for other types, read as 0."""
     if attributes.get("dtype") == "bfloat16":
         return np.frombuffer(b"\xc0\x7f", dtype)[0]
     return np.nan if np.issubdtype(dtype, np.floating) else None
