@@ -42,10 +42,10 @@ def test_configured_speeds_train_as_one_process(four_workers: RunAndReference) -
 
 
 def test_measured_speeds_change_shares_at_the_same_step(four_workers: RunAndReference) -> None:
-    notes = four_workers[0].get_common("notes")
-    assert len(notes) == 1 and notes[0].startswith("plan version 2, from step 6 on: the replicas of c0 now take "), notes
-    assert notes[0].endswith("micro-batches instead of 3 : 3")
-    slow, fast = map(int, notes[0].partition(" now take ")[2].partition(" micro")[0].split(" : "))
+    (note,) = four_workers[0].get_common("notes")
+    assert note.startswith("plan version 2, from step 6 on: the replicas of c0 now take ")
+    assert note.endswith("micro-batches instead of 3 : 3")
+    slow, fast = map(int, note.partition(" now take ")[2].partition(" micro")[0].split(" : "))
     assert slow < fast and slow + fast == 6
 
 
