@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -183,6 +184,17 @@ def test_shutdown_calls_all_closers_even_if_one_fails() -> None:
         nb.shutdown()
     assert closed == [2, 1] and find_open_run() is None
     nb.init()
+
+
+def test_shutdown_closes_the_run_even_if_the_last_saving_fails() -> None:
+    closed: list[int] = []
+    run = nb.init()
+    run.close_at_end(lambda: closed.append(1))
+    run.checkpoints = SimpleNamespace(end=lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        nb.shutdown()
+    assert closed == [1]
+    assert find_open_run() is None
 
 
 def test_gathered_does_nothing_in_one_process() -> None:

@@ -119,12 +119,12 @@ def _send_exit_code(attachment: Attachment | None, code: int | None, failure: Ba
 def exit_code(failure: BaseException) -> int | None:
     """The exit code of Python after an uncaught error; None if a signal ends the process.
 
-    >>> ends = ValueError(), SystemExit(75), SystemExit(), SystemExit("no"), KeyboardInterrupt()
+    >>> ends = ValueError(), SystemExit(75), SystemExit(-1), SystemExit(), SystemExit("no"), KeyboardInterrupt()
     >>> [exit_code(each) for each in ends]
-    [1, 75, 0, 1, None]
+    [1, 75, 255, 0, 1, None]
     """
     if isinstance(failure, SystemExit):
-        return failure.code if isinstance(failure.code, int) else int(failure.code is not None)
+        return failure.code & 0xFF if isinstance(failure.code, int) else int(failure.code is not None)
     return None if isinstance(failure, KeyboardInterrupt) else 1
 
 

@@ -268,10 +268,11 @@ class MeasurementEnd:
 def _format_rate(rate: float) -> str:
     """A rate in bytes per second as text in bits per second, as usual for links.
 
-    >>> _format_rate(7.5e6)
-    '60 Mbit/s'
+    >>> _format_rate(7.5e6), _format_rate(124.96e6)
+    ('60 Mbit/s', '1000 Mbit/s')
     """
-    return f"{8 * rate / 1e6:.3g} Mbit/s" if 8 * rate < 1e9 else f"{8 * rate / 1e6:.0f} Mbit/s"
+    mbit = 8 * rate / 1e6
+    return f"{mbit:.3g} Mbit/s" if mbit < 999.5 else f"{mbit:.0f} Mbit/s"
 
 
 COMPARED_VERSIONS = ("whale_nebula", "code", "tensorflow", "keras", "python")
@@ -398,7 +399,8 @@ def notes(found: LinkMeasurement) -> list[str]:
         late = "ahead of" if found.clock > 0 else "behind"
         lines.append(f"the clock of {found.second} is {abs(found.clock):.1f} s {late} the clock of {found.first}")
     if found.broken:
-        lines.append(f"the connection broke {found.broken} times during the measurement")
+        times = "once" if found.broken == 1 else f"{found.broken} times"
+        lines.append(f"the connection broke {times} during the measurement")
     sheets = [found.sheets.get(worker, {}) for worker in (found.first, found.second)]
     for name, versions in find_differences(*sheets).items():
         first, second = map(escape_foreign_text, versions)

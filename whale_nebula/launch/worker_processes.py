@@ -90,7 +90,7 @@ def _device(config: Config, worker: str) -> str | None:
     """The configured device of a worker, by its cluster and its index there."""
     cluster, _, number = worker.rpartition("/")
     found = config.clusters.get(cluster)
-    listed = found.workers[int(number) : int(number) + 1] if found is not None and number.isdigit() else ()
+    listed = found.workers[int(number) : int(number) + 1] if found is not None and number.isdecimal() else ()
     return listed[0].device if listed else None
 
 

@@ -222,17 +222,18 @@ def _read_ahead(make: Callable[[], Iterator[T]], depth: int) -> Iterator[T]:
         return False
 
     def fetch() -> None:
-        found = make()
         try:
-            for item in found:
-                if not put(True, item):
-                    return
+            found = make()
+            try:
+                for item in found:
+                    if not put(True, item):
+                        return
+            finally:
+                if hasattr(found, "close"):
+                    found.close()
             put(False, None)
         except BaseException as error:
             put(False, error)
-        finally:
-            if hasattr(found, "close"):
-                found.close()
 
     threading.Thread(target=fetch, name="nebula-read-ahead", daemon=True).start()
     try:

@@ -453,7 +453,8 @@ def _measure_link(ends: LinkEnds, clusters: Clusters, run: Run) -> link_advice.L
         link, leads=leads, seconds=_DIRECTION_SECONDS, patience=session.patience, report=_LOG.debug, kind="round",
         program=_PROGRAM,
     )  # fmt: skip
-    through = run.config.gateway_of(run.workers[ends.first]) is not None
+    one, other = run.workers[ends.first], run.workers[ends.second]
+    through = one != other and run.config.gateway_of(one) is not None
     found = end.probe(link_advice.THROUGH if through else link_advice.DIRECT, time.time())
     largest = found.crossings[-1]
     _LOG.info(

@@ -270,8 +270,11 @@ class Run:
         return contextlib.nullcontext() if self.ledger is None else self.ledger.session.share_failures()
 
     def close_at_end(self, *closers: Callable[[], object]) -> None:
-        """Call these functions, the last one first, when the run is closed, or at the end of the script."""
+        """Call these functions, the last one first, when the run is closed, or at the end of the script, before the
+        exit functions that were registered earlier by others.
+        """
         self.closers += closers
+        atexit.unregister(shut_down_at_exit)
         atexit.register(shut_down_at_exit)
 
     def check_ids(self, inputs: Sequence[str]) -> None:
@@ -460,7 +463,7 @@ def _parse_seed(seed: Any) -> int | None:
     try:
         return None if seed is None else options.check_integer("seed", seed)
     except OptionError as refusal:
-        whole = isinstance(seed, str) and seed.strip().isdigit()
+        whole = isinstance(seed, str) and seed.strip().isdecimal()
         refusal.mend = f"nb.init(seed={int(seed) if whole else 1})"
         raise
 
@@ -503,11 +506,13 @@ def shutdown() -> None:
     global _run
     wait_for_traces(_run)  # before the lock is taken, which a trace needs
     with _LOCK:
-        if _run is not None and _run.checkpoints is not None:
-            _run.checkpoints.end()
-        run, _run = _run, None
-        _close(run)
-        set_limits(None)
+        try:
+            if _run is not None and _run.checkpoints is not None:
+                _run.checkpoints.end()
+        finally:
+            run, _run = _run, None
+            _close(run)
+            set_limits(None)
 
 
 def _close(run: Run | None) -> None:

@@ -98,8 +98,8 @@ def measure_pieces(size: Any, count: int, units: int = 0) -> tuple[list[Any], li
     if isinstance(size, int):
         sizes: list[Any] = list(divide(size, count, units))
     else:
-        whole = units or size
-        sizes = [size // whole * (whole // count + tf.cast(n < whole % count, size.dtype)) for n in range(count)]
+        whole, unit = (units, size // units) if units else (size, 1)
+        sizes = [unit * (whole // count + tf.cast(n < whole % count, size.dtype)) for n in range(count)]
     return [sum(sizes[:device]) for device in range(count)], sizes
 
 

@@ -387,17 +387,22 @@ def _log_softmax(run: StageLowering, op: Op, inputs: Inputs, layouts: InputLayou
 
 
 def _cross_entropy(run: StageLowering, op: Op, inputs: Inputs, layouts: InputLayouts) -> list[Tensors]:
-    """The loss of each row, which all devices have, and its gradient with respect to the scores, in pieces."""
+    """The loss of each row, which all devices have, and, in pieces, the op's second result: the gradient of the loss
+    with respect to the scores if labels sum to 1. Both are NaN for an integer label that is not a class, as on GPUs.
+    """
     shifted, powers, sums = _compute_exponentials(run.group, inputs[0])
-    labels = inputs[1] if layouts[1].kind == SPLIT else _mark_labels(run, op.inputs[0], inputs[1], shifted, layouts[0])
+    sparse = op.type.startswith("Sparse")
+    labels = _mark_labels(run, op.inputs[0], inputs[1], shifted, layouts[0]) if sparse else inputs[1]
     own = [
         tf.stack([tf.reduce_sum(label * each, -1), tf.reduce_sum(label, -1)])
         for label, each in zip(labels, shifted, strict=True)
     ]
     picked, mass = zip(*map(tf.unstack, run.group.sum(own)), strict=True)
+    if sparse:  # 1 for each row whose label is a class, otherwise NaN
+        mass = tuple(each / each for each in mass)
     losses = [m * tf.math.log(total[..., 0]) - own for m, total, own in zip(mass, sums, picked, strict=True)]
     slopes = [
-        m[..., tf.newaxis] * power / total - label
+        power / total * (m[..., tf.newaxis] if sparse else 1.0) - label
         for m, power, total, label in zip(mass, powers, sums, labels, strict=True)
     ]
     return [losses, slopes]
