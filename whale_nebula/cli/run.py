@@ -360,7 +360,7 @@ def _start(
             ) as job,
             standbys.start_beside(job),
         ):  # fmt: skip
-            signal_handler.job, signal_handler.starts = job, signal_handler.starts + 1
+            signal_handler.begin(job)
             try:
                 yield job
             finally:
@@ -499,7 +499,7 @@ class SignalHandler:
 
     A signal ends the command before the first start. While workers run, the first signal asks them to exit within
     `patience` seconds, and the second kills them. Between two starts a signal prevents the next one
-    (`restart_cancelled`).
+    (`restart_cancelled`), or ends it if it has begun.
     """
 
     patience: float
@@ -534,6 +534,12 @@ class SignalHandler:
         elif self.job is not None:
             self.second_signal = number
             self.job.kill_now()
+
+    def begin(self, job: Job) -> None:
+        """Note the job whose workers were started. A signal that has arrived meanwhile asks them to exit."""
+        self.job, self.starts = job, self.starts + 1
+        if self.restart_cancelled and self.first_signal is not None:
+            job.request_exit(self.first_signal, self.patience)
 
     def apply_resize(self) -> None:
         """Let workers that have taken no step exit at once, to be restarted in different numbers; others announce the

@@ -278,7 +278,7 @@ class GatewayProcess:
             again = f"restart {number + 1} of {self._restarts.most} begins"
             self._report(f"gateway {self.name} has exited; {again}, and its workers wait for it")
             _close_pipes(self.process)
-            if self._stop_event.wait(min(self._restarts.wait * 2.0**number, _MOST_WAIT_SECONDS)):
+            if self._stop_event.wait(self._restarts.find_delay(number, _MOST_WAIT_SECONDS)):
                 return
             self.process = start_gateway(self._site)
             try:

@@ -174,7 +174,7 @@ class RestartPolicy:
             return Verdict(False, why="not restarted: the same failure occurred twice before the first step")
         if self._restarts_made >= most:
             return Verdict(False, why=f"no restarts left: {self._restarts_made} of {most} were used", used_up=True)
-        wait = min(self.allowed.wait * 2.0**self._restarts_made, self._longest)
+        wait = self.allowed.find_delay(self._restarts_made, self._longest)
         self._restarts_made += 1
         return Verdict(True, wait, self._restarts_made)
 

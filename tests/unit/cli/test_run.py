@@ -26,7 +26,7 @@ import pytest
 from whale_nebula.cli import arguments
 from whale_nebula.cli.main import main
 from whale_nebula.cli.run import SignalHandler, report_end
-from whale_nebula.launch import Outcome, Result
+from whale_nebula.launch import Outcome, Result, spawn
 from whale_nebula.launch.restarts import Ended
 
 Capture = pytest.CaptureFixture[str]
@@ -306,6 +306,14 @@ def test_end_of_run_is_reported(case: str, capsys: Capture) -> None:
     result = Result({name: Outcome(name, code, "", err) for name, (code, err) in outcomes.items()}, first, late=False)
     assert report_end(Ended(result), SignalHandler(1.0), as_json=False) == arguments.shell_code(outcomes["gpu/0"][0])
     assert capsys.readouterr().err.splitlines() == lines
+
+
+def test_signal_while_workers_are_started_again_ends_them() -> None:
+    handler = SignalHandler(SOON, ended_at=time.time())
+    handler.handle(signal.SIGTERM, None)
+    with spawn(["-c", "import time; time.sleep(300)"], {"gpu/0": "gpu"}) as job:
+        handler.begin(job)
+        assert job.wait(SOON).codes == {"gpu/0": -signal.SIGTERM}
 
 
 class TestSignals:
