@@ -96,32 +96,32 @@ class Result:
 class Job:
     """The running workers. As a context manager it ends all of them at its exit.
 
-    `leash` is the launcher's end of the pipe by which workers detect its end; each of the `readers` consumes the output
-    of one worker; `pulses` are the pipes of their heartbeats: a frozen worker is reported to `notice`, and killed. If
-    the `enforcer` finds a limit exceeded, all are killed.
+    `launcher_pipe` is the launcher's end of the pipe by which workers detect its end; each of the `readers` consumes
+    the output of one worker; `heartbeat_pipes` are the pipes of their heartbeats: a frozen worker is reported to
+    `notice`, and killed. If the `enforcer` finds a limit exceeded, all are killed.
     """
 
     def __init__(
         self,
         processes: Mapping[str, subprocess.Popen[bytes]],
-        leash: int,
+        launcher_pipe: int,
         readers: Mapping[str, Reader],
         *,
-        pulses: Mapping[str, int] | None = None,
+        heartbeat_pipes: Mapping[str, int] | None = None,
         silence: float = SILENCE_SECONDS,
         ending: float = ENDING_SECONDS,
         notice: Callable[[str], None] = lambda text: None,
         enforcer: LimitEnforcer | None = None,
     ) -> None:
         self._processes = dict(processes)
-        self._leash: int | None = leash
+        self._launcher_pipe: int | None = launcher_pipe
         self._readers = dict(readers)
         self._ended_workers: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._frozen: set[str] = set()
         self._limit = float("inf")
         self._notice = notice
         self._silence, self._ending = silence, ending
-        self._monitor = HeartbeatMonitor(pulses or {}, self.pids, self._kill_frozen, silence, ending)
+        self._monitor = HeartbeatMonitor(heartbeat_pipes or {}, self.pids, self._kill_frozen, silence, ending)
         self._enforcer, self._excess, self._stop_event = enforcer, "", threading.Event()
         if enforcer is not None:
             threading.Thread(target=self._enforce_limits, args=(enforcer,), name="nebula-limits", daemon=True).start()
@@ -287,9 +287,9 @@ class Job:
         self._await_all(_KILLED_SECONDS)
         self._stop_event.set()
         self._monitor.close()
-        if self._leash is not None:
-            os.close(self._leash)
-            self._leash = None
+        if self._launcher_pipe is not None:
+            os.close(self._launcher_pipe)
+            self._launcher_pipe = None
 
     def _signal(self, number: int) -> None:
         """Send a signal to the process groups of all workers that are not reaped."""

@@ -14,7 +14,12 @@ from whale_nebula.config import load
 from whale_nebula.errors import ConfigError
 from whale_nebula.hardware import ClusterInfo, Clusters, LinkRate, Provenance
 from whale_nebula.hardware.measurements import fingerprint, read_measurement
-from whale_nebula.launch.link_advice import LinkMeasurement, find_collectives_path, load_measurement, path_of
+from whale_nebula.launch.link_advice import (
+    LinkMeasurement,
+    find_collectives_path,
+    find_measurement_path,
+    load_measurement,
+)
 from whale_nebula.launch.placement import is_local
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.schedule.lines import Line
@@ -96,7 +101,7 @@ def add_stored_measurements(known: Clusters, config: str | os.PathLike[str], *, 
                 known = known.complete_from(kept)
     found = []
     for a, b in combinations_with_replacement(known.names, 2):
-        line = load_measurement(path_of(config, a, b))
+        line = load_measurement(find_measurement_path(config, a, b))
         found += [line] if line is not None and {a, b} == set(line.clusters) else []
     return complete_from_lines(known, found)
 

@@ -464,7 +464,7 @@ def _measure_link(ends: LinkEnds, clusters: Clusters, run: Run) -> link_advice.L
     config = config_of(run)
     if config is not None and (leads or run.hosts.get(ends.first) != run.hosts.get(ends.second)):
         with suppress(NebulaError):  # a folder that cannot be written is not used
-            link_advice.save(found, link_advice.path_of(config, *found.clusters))
+            link_advice.save_measurement(found, link_advice.find_measurement_path(config, *found.clusters))
     return found
 
 

@@ -228,7 +228,8 @@ class Run:
         idle = [name for name in dict.fromkeys(self.workers.values()) if name not in self.clusters]
         mend = f"start a worker of {cluster!r}"
         alone = list(self.workers) == ["local/0"]
-        if self.attachment is not None and (self.attachment.everywhere or alone) and self.attachment.config is None:
+        own = self.attachment
+        if own is not None and own.config is None and (own.has_one_launcher or alone):
             mend = f"whale-nebula run --all --clusters {','.join(self.clusters)}"
         return ConfigError(
             f"no process runs cluster {cluster!r}",

@@ -34,7 +34,7 @@ from whale_nebula.config import load
 from whale_nebula.errors import ConfigError
 from whale_nebula.gateway.settings import GatewaySettings
 from whale_nebula.launch import spawn
-from whale_nebula.launch.gateways import create_sites, place_gateways, start_gateway
+from whale_nebula.launch.gateways import create_gateway_settings, place_gateways, start_gateway
 from whale_nebula.launch.placement import Placement
 from whale_nebula.security import Files
 from whale_nebula.security.audit import read_heads
@@ -239,7 +239,9 @@ class TestLauncher:
         found = place_gateways(config, lambda host: host.startswith("127."))
         assert found.clusters["npu"].gateway == "127.0.0.1:7100"
         where = Placement(("gpu/0", "npu/0"), {"gpu/0": "127.0.0.1:1", "npu/0": "127.0.0.1:2"})
-        network = create_sites(found, where, {"gpu/gateway": Files(Path("/ca"), Path("/cert"), Path("/key"))}, tmp_path)
+        network = create_gateway_settings(
+            found, where, {"gpu/gateway": Files(Path("/ca"), Path("/cert"), Path("/key"))}, tmp_path
+        )
         gpu, npu = network["gpu/gateway"], network["npu/gateway"]
         assert gpu.listen.startswith("127.0.0.1:") and npu.listen == "127.0.0.1:7100"
         assert (gpu.gateways, gpu.rates, gpu.roster) == ({"npu": npu.listen}, {"npu": 7.5e6}, ("gpu/0", "npu/0"))

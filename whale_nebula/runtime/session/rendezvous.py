@@ -45,9 +45,9 @@ def open_session(attachment: Attachment, config: Config) -> Session:
         listen=attachment.listen,
         gateway=attachment.gateway,
         credentials=None if security is None else Credentials.load(security),
-        all_workers=attachment.everyone,
+        all_workers=attachment.all_workers,
         epoch=attachment.epoch,
-        absent=None if attachment.asked is None else tuple(sorted(attachment.absent)),
+        absent=None if attachment.requests_path is None else tuple(sorted(attachment.absent)),
         launched=attachment.launched,
         anchor=attachment.anchor,
         joining=joining,
@@ -143,7 +143,7 @@ def _build_sheet(attachment: Attachment, seed: int | None, config: Config) -> di
         **describe_config(config),
         "seed": seed,
         "launched": attachment.seed,
-        "workers": list(attachment.everyone),
+        "workers": list(attachment.all_workers),
     }
 
 
@@ -206,7 +206,7 @@ def _find_host(attachment: Attachment, peer: str, sheet: Mapping[str, Any]) -> s
     """The digest of this worker for a peer that proves to have the same host and folder, otherwise "". Without a boot
     number a digest can be guessed: then only workers of this launcher or of this cluster are trusted.
     """
-    near = attachment.everywhere or attachment.peers[peer] == attachment.cluster
+    near = attachment.has_one_launcher or attachment.peers[peer] == attachment.cluster
     proven = sheet.get("host") == digest_host(attachment.run_id, peer, attachment.home) and (
         near or bool(_read_boot_number())
     )
