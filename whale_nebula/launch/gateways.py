@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import selectors
 import shutil
@@ -250,7 +251,9 @@ def run_gateways(
 
 
 class GatewayProcess:
-    """A gateway process that is restarted when it ends, until `stop_watching`."""
+    """A gateway process. When it ends, until `stop_watching`, it is restarted as often as `restarts` allow, and
+    `report` is called with a line.
+    """
 
     def __init__(self, name: str, settings: GatewaySettings, restarts: Restarts, report: Callable[[str], None]) -> None:
         self.name = name
@@ -260,22 +263,24 @@ class GatewayProcess:
         self._thread = threading.Thread(target=self._watch, name=f"nebula-watch-{name}", daemon=True)
 
     def await_start(self) -> None:
-        """Wait until it listens; from then on it is watched."""
+        """Wait until the gateway listens; from then on it is watched."""
         _await_listening(self.name, self.process)
-        if self._restarts.most:
-            self._thread.start()
+        self._thread.start()
 
     def stop_watching(self) -> None:
-        """Stop restarting it."""
+        """Stop watching the gateway, whose end is no failure from now on."""
         self._stop_event.set()
         if self._thread.ident is not None:
             self._thread.join()
 
     def _watch(self) -> None:
-        for number in range(self._restarts.most):
+        for number in itertools.count():
             while self.process.poll() is None:
                 if self._stop_event.wait(_LOOK_SECONDS):
                     return
+            if number >= self._restarts.most:
+                self._report(f"gateway {self.name} has exited, and is not restarted")
+                return
             again = f"restart {number + 1} of {self._restarts.most} begins"
             self._report(f"gateway {self.name} has exited; {again}, and its workers wait for it")
             _close_pipes(self.process)

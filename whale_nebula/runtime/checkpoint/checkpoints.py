@@ -143,7 +143,7 @@ class Checkpoints:
             self.group.report_saved(step)
         self.position = self.resumed = self.source.manifest.position
         self.forms = dict(self.source.manifest.forms)
-        self.run.by_length |= self.source.manifest.by_length
+        self.run.length_choices |= self.source.manifest.by_length
         self.saved = self.position if self.source.path.startswith(folders[0].path) else self.saved
         for level in self.levels:
             level.pace.record_saving(step, time.monotonic())
@@ -482,7 +482,7 @@ class Checkpoints:
             manifest,
             forms=self.forms,
             intervals=self.intervals,
-            by_length=self.run.by_length,
+            by_length=self.run.length_choices,
             plans=self.plans,
             at=time.time(),
             spent=asdict(self.time_account.sum_up()),
