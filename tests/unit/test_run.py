@@ -221,7 +221,7 @@ def create_worker_run(everywhere: bool, *clusters: str) -> Run:
     """The run of one of several processes, one for each cluster."""
     own, *others = (f"{cluster}/0" for cluster in clusters)
     peers = {worker: worker.partition("/")[0] for worker in others}
-    attachment = Attachment(own, clusters[0], peers, {}, "run", None, everywhere=everywhere)
+    attachment = Attachment(own, clusters[0], peers, {}, "run", None, has_one_launcher=everywhere)
     return Run(Config(), Links(), attachment=attachment)
 
 

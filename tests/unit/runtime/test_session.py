@@ -235,7 +235,7 @@ def test_shared_host_is_accepted_only_with_proof(
 ) -> None:
     if not drawn:
         monkeypatch.setattr(rendezvous, "_BOOT", Path("/there/is/none"))
-    launched = Attachment("gpu/0", "gpu", {"gpu/1": "gpu", "npu/0": "npu"}, {}, "mt", everywhere=same_host)
+    launched = Attachment("gpu/0", "gpu", {"gpu/1": "gpu", "npu/0": "npu"}, {}, "mt", has_one_launcher=same_host)
     found = _find_host(launched, peer, {"host": digest_host("mt", source)})
     assert found == (digest_host("mt", "gpu/0") if accepted else "")
 
