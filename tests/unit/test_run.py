@@ -217,11 +217,11 @@ def test_last_report_after_uncut_steps_raises_with_the_reason() -> None:
         nb.last_report()
 
 
-def create_worker_run(everywhere: bool, *clusters: str) -> Run:
+def create_worker_run(has_one_launcher: bool, *clusters: str) -> Run:
     """The run of one of several processes, one for each cluster."""
     own, *others = (f"{cluster}/0" for cluster in clusters)
     peers = {worker: worker.partition("/")[0] for worker in others}
-    attachment = Attachment(own, clusters[0], peers, {}, "run", None, has_one_launcher=everywhere)
+    attachment = Attachment(own, clusters[0], peers, {}, "run", None, has_one_launcher=has_one_launcher)
     return Run(Config(), Links(), attachment=attachment)
 
 

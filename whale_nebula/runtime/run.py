@@ -89,8 +89,8 @@ class Run:
     """An open run. It is closed by `nb.shutdown()`, or at the end of its block as a context manager.
 
     `clusters` are those of the programs so far, and `programs` is their number. In a run of several processes,
-    `attachment` is the identity of this one, `ledger` has its session and the variables that it holds, and `hosts` a
-    text for each worker, the same for workers with this one's host and folder. `source` is the path of the config, and
+    `attachment` is the identity of this one, `ledger` has its session and the variables that it holds, and `hosts` has
+    a text for each worker, the same for those with this one's host and folder. `source` is the path of the config, and
     `site` the line that opened the run. `compares_rows` is true if `ids` names an input of a program. `channels` are
     the states of codecs, and `models` the models to which they belong. `decisions` are those of the planner,
     `measured_links` and `measured_collectives` what it has measured, `intervals` those of local SGD that were chosen,
@@ -393,8 +393,8 @@ def init(
             run.approvals = _open_approvals(run)
         if pins:
             run.close_at_end(pins.close)
-        paths = {"metrics": metrics, "tensorboard": tensorboard, **(outputs or {})}
-        paths = {**loaded.outputs, **{name: path for name, path in paths.items() if path is not None}}
+        requested = {"metrics": metrics, "tensorboard": tensorboard, **(outputs or {})}
+        paths = {**loaded.outputs, **{name: path for name, path in requested.items() if path is not None}}
         output_options = OutputOptions(loaded.show if show is None else show, paths)
         with keep_generators(), _close_if_it_fails(run):
             _watch_steps(run, output_options.validate(site))
