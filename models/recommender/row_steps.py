@@ -89,7 +89,7 @@ class RowSteps:
     def _begin(self, step: int, count: int) -> None:
         """Begin a step at its first look-up, and discard the remains of a failed step."""
         run = find_open_run()
-        if run is not None and run.step_now.apart and step:
+        if run is not None and run.current_step.is_local_sgd and step:
             raise NotYetError(
                 "an embedding table of which each cluster trains a copy",
                 why="local SGD exchanges variables, and the rows of a HashedEmbedding are not variables",
@@ -146,9 +146,9 @@ class RowSteps:
 def _find_run_step() -> tuple[int, int]:
     """The number of the run's step, and of its micro-batches; 0 and 1 outside of a step."""
     run = find_open_run()
-    if run is None or not run.step_now.micro_batches:
+    if run is None or not run.current_step.micro_batches:
         return 0, 1
-    return run.step_now.number, run.step_now.micro_batches
+    return run.current_step.number, run.current_step.micro_batches
 
 
 def _warn_if_unsaved(table: RowTable) -> None:

@@ -14,7 +14,7 @@ from whale_nebula.config import Config, load
 from whale_nebula.config.schema import Restarts
 from whale_nebula.launch import Job, gateways
 from whale_nebula.launch.placement import Placement, free_port
-from whale_nebula.launch.restarts import Attempts, Ended, RestartPolicy
+from whale_nebula.launch.restarts import Attempts, RestartPolicy, RunEnd
 from whale_nebula.launch.worker_processes import EchoedOutput, create_identities, start_workers
 
 SCRIPT = str(HERE / "workers" / "restart.py")
@@ -29,7 +29,7 @@ class Launchers:
     config: Config
     addresses: Mapping[str, str]
     security: Mapping[str, Any]
-    endings: dict[str, Ended] = field(default_factory=dict)
+    endings: dict[str, RunEnd] = field(default_factory=dict)
     threads: list[threading.Thread] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     jobs: dict[str, Job] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Launchers:
 
     def _run(self, name: str, start: Callable[[int], AbstractContextManager[Job]], max_restarts: int) -> None:
         rule = RestartPolicy(Restarts(max_restarts, 0.0))
-        attempts = Attempts(rule, start, rest=lambda _: True, is_stopped=lambda: False, report=self._add_line)
+        attempts = Attempts(rule, start, wait=lambda _: True, is_stopped=lambda: False, report=self._add_line)
         self.endings[name] = attempts.run(DEADLINE)
 
     def _add_output(self, worker: str, stream: str, line: str) -> None:
@@ -82,7 +82,7 @@ class Launchers:
             assert self.changed.wait_for(find_line, DEADLINE), (parts, "".join(self.lines)[-4000:])
             return find_line()
 
-    def wait_for_all(self) -> dict[str, Ended]:
+    def wait_for_all(self) -> dict[str, RunEnd]:
         """Wait for all launchers; returns how they ended."""
         for thread in self.threads:
             thread.join(DEADLINE)

@@ -25,7 +25,7 @@ from whale_nebula.gateway import control
 from whale_nebula.gateway.control import ControlStreams
 from whale_nebula.ir.canonical import describe_first_difference
 from whale_nebula.launch.link_advice import LinkMeasurement
-from whale_nebula.launch.link_measurement import table
+from whale_nebula.launch.link_measurement import format_table
 from whale_nebula.launch.worker_exit import ExitAgreement, WorkerExit
 from whale_nebula.runtime.session import rendezvous
 from whale_nebula.runtime.session.session import Session
@@ -130,7 +130,7 @@ def measurement_table() -> str:
         "gpu/0": {"keras": "3", "congestion_control": "bbr"},
         "npu/0": {"keras": MALICIOUS_TEXT, "congestion_control": MALICIOUS_TEXT},
     }
-    return table(LinkMeasurement("gpu/0", "npu/0", "direct", 0.04, 0.04, 0.001, (), sheets, 1, 0, 0.0))
+    return format_table(LinkMeasurement("gpu/0", "npu/0", "direct", 0.04, 0.04, 0.001, (), sheets, 1, 0, 0.0))
 
 
 def report_names() -> str:

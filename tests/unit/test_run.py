@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -60,9 +61,9 @@ def test_link_of_an_unconfigured_cluster_is_refused() -> None:
 
 def test_link_of_a_cluster_without_stages_is_refused_by_the_first_plan() -> None:
     run = nb.init(links={("gpu", "zpu"): "60mbit"})
-    run.meet(["gpu"])
+    run.register_clusters(["gpu"])
     with pytest.raises(nb.errors.ConfigError, match="name cluster 'zpu', but no stage is on it") as caught:
-        run.meet(["gpu", "npu"])
+        run.register_clusters(["gpu", "npu"])
     assert "did you mean 'npu'?" in caught.value.mend
     assert "nb.init({'clusters': {'gpu': {}, 'npu': {}, 'zpu': {}}}, links=...)" in caught.value.mend
     assert "test_run.py" in caught.value.where
@@ -70,7 +71,7 @@ def test_link_of_a_cluster_without_stages_is_refused_by_the_first_plan() -> None
 
 def test_link_of_a_configured_cluster_without_stages_is_accepted() -> None:
     run = nb.init({"clusters": {"gpu": {}, "npu": {}, "tpu": {}}}, links={("gpu", "tpu"): "60mbit"})
-    run.meet(["gpu", "npu"])
+    run.register_clusters(["gpu", "npu"])
     assert run.links.names == ("gpu", "tpu")
 
 
@@ -113,24 +114,24 @@ def test_unknown_cluster_error_names_the_config_file(tmp_path: Path) -> None:
     path.write_text("clusters: {gpu: {}, edge: {}}")
     run = nb.init(path)
     with pytest.raises(nb.errors.ConfigError) as caught:
-        run.meet(["gpu", "npu"], {"gpu": "train.py:3", "npu": "train.py:5"})
+        run.register_clusters(["gpu", "npu"], {"gpu": "train.py:3", "npu": "train.py:5"})
     assert caught.value.why == f"the clusters of {path}, which nb.init reads at {run.site}, are 'gpu', 'edge'"
 
 
 def test_stage_on_an_unconfigured_cluster_is_refused() -> None:
     run = nb.init(CLUSTERS)
     with pytest.raises(nb.errors.ConfigError, match="on cluster 'npu', which is not in the config") as caught:
-        run.meet(["gpu", "npu"], {"gpu": "train.py:3", "npu": "train.py:5"})
+        run.register_clusters(["gpu", "npu"], {"gpu": "train.py:3", "npu": "train.py:5"})
     assert caught.value.where == "train.py:5"
     assert "'gpu', 'npuu'" in caught.value.why
     assert caught.value.mend.splitlines()[0] == "did you mean 'npuu'?"
-    run.meet(["gpu", "npuu"], {"gpu": "train.py:3", "npuu": "train.py:5"})
+    run.register_clusters(["gpu", "npuu"], {"gpu": "train.py:3", "npuu": "train.py:5"})
 
 
 def test_stage_created_before_init_gets_a_specific_fix() -> None:
     run = nb.init(CLUSTERS)
     with pytest.raises(nb.errors.ConfigError) as caught:
-        run.meet(["local"], {"local": "train.py:5"})
+        run.register_clusters(["local"], {"local": "train.py:5"})
     assert "call nb.init before the model is built" in caught.value.mend
 
 
@@ -140,7 +141,7 @@ def test_unscoped_step_needs_no_configured_cluster() -> None:
 
 def test_config_without_clusters_admits_any() -> None:
     run = nb.init({"seed": 1})
-    run.meet(["gpu", "npu"], {"gpu": "train.py:3", "npu": "train.py:5"})
+    run.register_clusters(["gpu", "npu"], {"gpu": "train.py:3", "npu": "train.py:5"})
     assert nb.here().clusters == ("gpu", "npu")
 
 
@@ -161,8 +162,8 @@ def test_step_with_a_misspelt_cluster_is_refused_at_the_stage() -> None:
 
 def test_clusters_are_created_by_name() -> None:
     run = nb.init()
-    run.meet(["gpu", "npu"])
-    run.meet(["npu", "tpu"])
+    run.register_clusters(["gpu", "npu"])
+    run.register_clusters(["npu", "tpu"])
     assert nb.here() == Here("local", "local/0", True, ("gpu", "npu", "tpu"), alone=True)
     assert all(nb.here().runs(name) for name in ("gpu", "anything"))
 
@@ -185,6 +186,17 @@ def test_shutdown_calls_all_closers_even_if_one_fails() -> None:
     nb.init()
 
 
+def test_shutdown_closes_the_run_even_if_the_last_saving_fails() -> None:
+    closed: list[int] = []
+    run = nb.init()
+    run.close_at_end(lambda: closed.append(1))
+    run.checkpoints = SimpleNamespace(end=lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        nb.shutdown()
+    assert closed == [1]
+    assert find_open_run() is None
+
+
 def test_gathered_does_nothing_in_one_process() -> None:
     with nb.gathered():
         assert nb.here().lead
@@ -205,11 +217,11 @@ def test_last_report_after_uncut_steps_raises_with_the_reason() -> None:
         nb.last_report()
 
 
-def create_worker_run(everywhere: bool, *clusters: str) -> Run:
+def create_worker_run(has_one_launcher: bool, *clusters: str) -> Run:
     """The run of one of several processes, one for each cluster."""
     own, *others = (f"{cluster}/0" for cluster in clusters)
     peers = {worker: worker.partition("/")[0] for worker in others}
-    attachment = Attachment(own, clusters[0], peers, {}, "run", None, everywhere=everywhere)
+    attachment = Attachment(own, clusters[0], peers, {}, "run", None, has_one_launcher=has_one_launcher)
     return Run(Config(), Links(), attachment=attachment)
 
 

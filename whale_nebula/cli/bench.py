@@ -14,8 +14,8 @@ from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, CredentialsError, TransportError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.launch import attach, gateways
-from whale_nebula.launch.link_advice import LinkMeasurement, advise, path_of, save
-from whale_nebula.launch.link_measurement import list_far_ends, measure, table
+from whale_nebula.launch.link_advice import LinkMeasurement, advise, find_measurement_path, save_measurement
+from whale_nebula.launch.link_measurement import format_table, list_far_ends, measure_links
 from whale_nebula.launch.placement import Placement, PlacementRequest, assign_ports, is_local, place_all_workers
 from whale_nebula.launch.resolve import resolve
 from whale_nebula.launch.worker_processes import EchoedOutput, create_identities, start_workers
@@ -94,16 +94,16 @@ def _run(args: argparse.Namespace) -> int:
         names = [name.strip() for name in (args.clusters or "").split(",") if name.strip()]
         found = measure_on_this_machine(config, names, seconds)
         why = "both ends are on this machine: this is its own limit, not the rate of a link"
-        print(_to_json(found, None) if args.json else "\n\n".join(f"{table(each)}\n  {why}" for each in found))
+        print(_to_json(found, None) if args.json else "\n\n".join(f"{format_table(each)}\n  {why}" for each in found))
         return arguments.DONE
     found, place = [], find_place(config, args.config, args.cluster, args.to)
     addresses = ", ".join(f"{there} at {place.gateway or where}" for there, where in place.peers.items())
     remark(f"{place.here} measures the link to {addresses}; start the command there, too")
-    for each in measure(place, seconds=seconds, patience=config.patience, report=remark):
+    for each in measure_links(place, seconds=seconds, patience=config.patience, report=remark):
         found.append(each)
-        path = path_of(args.config, *each.clusters)
+        path = find_measurement_path(args.config, *each.clusters)
         try:
-            save(each, path)  # for `doctor`
+            save_measurement(each, path)  # for `doctor`
         except TransportError as error:  # the measurement is valid nevertheless
             remark(f"{error.what} in {error.where}: {error.why}")
         else:
@@ -127,7 +127,7 @@ def _to_json(found: Sequence[LinkMeasurement], config: Config | None) -> str:
 def _to_text(found: LinkMeasurement, config: Config) -> str:
     advice = advise(found, config.links.between(*found.clusters))
     lines = [advice.why, advice.write and f"write: {advice.write}"]
-    return "\n".join([table(found), *(f"  {each}" for each in lines if each)])
+    return "\n".join([format_table(found), *(f"  {each}" for each in lines if each)])
 
 
 _HERE_PATIENCE = 60.0
@@ -136,7 +136,7 @@ _COMMAND = ("-m", "whale_nebula.cli.main", "bench", "link", "--attached")
 
 def find_place(config: Config, path: str, cluster: str, to: str | None) -> Place:
     """The place from which the first worker of a cluster measures its links: to the cluster `to`, or to all others."""
-    placement = resolve(config, os.environ, PlacementRequest(cluster, 0, local=is_local)).placement
+    placement = resolve(config, os.environ, PlacementRequest(cluster, 0, is_local=is_local)).placement
     here, gateway = f"{cluster}/0", config.clusters[cluster].gateway if cluster in config.clusters else None
     peers = {there: placement.addresses[there] for there in list_far_ends(list(placement.addresses), cluster, to)}
     if not peers:
@@ -168,7 +168,7 @@ def measure_on_this_machine(config: Config, clusters: Sequence[str], seconds: fl
     placement = assign_ports(Placement(workers, {each: complete.addresses[each] for each in workers}))
     limit = _HERE_PATIENCE + len(workers) ** 2 * (30 * seconds + 10)
     with gateways.issue_for_run(config, workers) as files:
-        ends = create_identities(placement, config, files, gateways=False, everywhere=True)
+        ends = create_identities(placement, config, files, gateways=False, has_one_launcher=True)
         with start_workers([*_COMMAND, "--seconds", f"{seconds}"], ends, output=EchoedOutput(echo=_echo)) as job:
             result = job.wait(limit).check()
     lines = [
@@ -191,6 +191,6 @@ def _run_end(seconds: float) -> int:
     credentials = None if end.security is None else Credentials.load(end.security)
     place = Place(end.run_id, end.worker, end.addresses, end.listen, credentials=credentials)
     report: Callable[[str], None] = remark if end.worker == end.workers[0] else lambda text: None
-    found = list(measure(place, seconds=seconds, patience=_HERE_PATIENCE, report=report))
+    found = list(measure_links(place, seconds=seconds, patience=_HERE_PATIENCE, report=report))
     print(json.dumps([each.to_json() for each in found]), flush=True)
     return arguments.DONE

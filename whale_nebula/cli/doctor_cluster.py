@@ -25,12 +25,12 @@ from whale_nebula.launch import gateways
 from whale_nebula.launch.link_advice import (
     LinkMeasurement,
     advise,
+    find_measurement_path,
     format_link_delay,
     format_link_rate,
     load_measurement,
-    path_of,
 )
-from whale_nebula.launch.link_measurement import find_differences, versions
+from whale_nebula.launch.link_measurement import find_differences, list_versions
 from whale_nebula.launch.placement import Placement, PlacementRequest, find_listen_addresses, host_of, is_local
 from whale_nebula.launch.resolve import resolve
 from whale_nebula.security import Credentials, Files, Identity
@@ -127,7 +127,7 @@ def find_host(config: Config, path: str, cluster: str, *, worker: int | None = N
     address = config.clusters[cluster].gateway if cluster in config.clusters else None
     has_gateway = gateway or (worker is None and address is not None and is_local(host_of(address)))
     try:
-        found = resolve(config, os.environ, PlacementRequest(cluster, worker, local=is_local)).placement
+        found = resolve(config, os.environ, PlacementRequest(cluster, worker, is_local=is_local)).placement
         here, workers = found.here, found.addresses
     except ConfigError:
         if not has_gateway:
@@ -211,11 +211,11 @@ _CLOCK_WARNING, _CLOCK_BAD = 1.0, 60.0
 
 def check_links(host: Host) -> Iterator[Check]:
     """Checks for each other cluster: rate and delay, clocks, and versions."""
-    own_versions = versions()
+    own_versions = list_versions()
     code = f"whale_nebula {own_versions['whale_nebula']}, TensorFlow {own_versions['tensorflow'] or 'not installed'}"
     yield Check("versions here", "ok", f"code {own_versions['code']}", f"{code}: must be the same in every cluster")
     for cluster in host.others:
-        found = load_measurement(path_of(host.path, host.cluster, cluster))
+        found = load_measurement(find_measurement_path(host.path, host.cluster, cluster))
         command = f"whale-nebula bench link --config {host.path} --cluster {host.cluster}"
         if found is None or set(found.clusters) != {host.cluster, cluster}:
             configured = str(host.config.links.between(host.cluster, cluster))

@@ -188,7 +188,7 @@ def _add_sources(found: Measurement, part: str, spreads: Mapping[str, float]) ->
 def _measure_links(config: Config, path: str, cluster: str, *, again: bool) -> None:
     """Measure each link of a cluster without a configured rate, and store the result next to the config."""
     for other in config.clusters:
-        result_path = link_advice.path_of(path, cluster, other)
+        result_path = link_advice.find_measurement_path(path, cluster, other)
         if other == cluster:
             continue
         if config.links.between(cluster, other).rate is not None:
@@ -207,7 +207,7 @@ def _measure_link(config: Config, path: str, cluster: str, other: str, result_pa
     place = bench.find_place(config, path, cluster, other)
     patience = min(config.patience, _LINE_PATIENCE)
     try:
-        for found in link_measurement.measure(place, seconds=_LINE_SECONDS, patience=patience, report=remark):
-            link_advice.save(found, result_path)
+        for found in link_measurement.measure_links(place, seconds=_LINE_SECONDS, patience=patience, report=remark):
+            link_advice.save_measurement(found, result_path)
     except (TransportError, RunError) as error:
         remark(f"the link to {other} is not measured: {error.what}; start this command there at the same time")

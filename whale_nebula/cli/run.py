@@ -28,7 +28,7 @@ from whale_nebula.launch import Job, Result, gateways
 from whale_nebula.launch.attach import Identity
 from whale_nebula.launch.control import Answer as Reply
 from whale_nebula.launch.control import parse_counts, parse_notice, serve_control_socket, watch_notices
-from whale_nebula.launch.elastic import Sizes
+from whale_nebula.launch.elastic import Membership
 from whale_nebula.launch.placement import (
     PORT,
     Placement,
@@ -39,7 +39,7 @@ from whale_nebula.launch.placement import (
     place_all_workers,
 )
 from whale_nebula.launch.resolve import Resolved, resolve
-from whale_nebula.launch.restarts import Attempts, Ended, RestartPolicy, describe_exit, find_first_failed
+from whale_nebula.launch.restarts import Attempts, RestartPolicy, RunEnd, describe_exit, find_first_failed
 from whale_nebula.launch.standby import Standbys
 from whale_nebula.launch.tenancy import Tenancy, describe_policy, open_tenancy
 from whale_nebula.launch.worker_exit import find_last_error_line, find_last_message, is_same_cause
@@ -52,7 +52,7 @@ from whale_nebula.security.identity import Identity as CertifiedIdentity
 from whale_nebula.security.tenant import Tenant, check_disk_limit
 
 
-def report_end(ended: Ended, signal_handler: SignalHandler, *, as_json: bool) -> int:
+def report_end(ended: RunEnd, signal_handler: SignalHandler, *, as_json: bool) -> int:
     """Report how a run ended, if it failed; returns the exit status."""
     result = ended.result
     code, worker, why = _describe_end(ended, signal_handler)
@@ -92,7 +92,7 @@ def _complete_error(why: str, errors: str) -> str:
     return why.removesuffix(line) + find_last_message(errors) if line and why.endswith(line) else why
 
 
-def _describe_end(ended: Ended, signal_handler: SignalHandler) -> tuple[int, str | None, str]:
+def _describe_end(ended: RunEnd, signal_handler: SignalHandler) -> tuple[int, str | None, str]:
     """The exit status, the worker that failed first, if any, and the reason; "" if all have succeeded."""
     result = ended.result
     if signal_handler.second_signal is not None:
@@ -298,7 +298,7 @@ def _start(
     script: Sequence[str],
     signal_handler: SignalHandler,
     resources: contextlib.ExitStack,
-) -> Ended:
+) -> RunEnd:
     """Check certificates, start the workers of this host, and wait until they have ended without a further restart."""
     if args.all or len(placement.addresses) == 1:
         owners = [*placement.here, *gateways.list_gateway_names(config)]
@@ -318,18 +318,20 @@ def _start(
     listen = gateways.choose_listen_addresses(config, placement, remark)
     memory = resources.enter_context(gateways.open_memory_folder())
     folder = resources.enter_context(tempfile.TemporaryDirectory(prefix="whale-nebula-")) if config.elastic else None
-    sizes = Sizes(config, placement, None if folder is None else os.path.join(folder, "asked.json"))
-    if config.elastic and sizes.anchor is not None:
-        remark(f"{sizes.anchor} is the anchor: its launcher decides on absent workers, and without it the run waits")
+    membership = Membership(config, placement, None if folder is None else os.path.join(folder, "requests.json"))
+    if config.elastic and membership.anchor is not None:
+        anchor = membership.anchor
+        remark(f"{anchor} is the anchor: its launcher decides on absent workers, and without it the run waits")
 
     has_metrics = args.control is not None or args.metrics is not None
     reports = resources.enter_context(tempfile.TemporaryDirectory(prefix="whale-nebula-")) if has_metrics else None
 
     def make_identities() -> dict[str, Identity]:
         return create_identities(
-            sizes.select_placement(), config, security, listen=listen, path=args.config, everywhere=args.all,
-            memory=memory, absent=sizes.find_absent(), asked=sizes.path, ended=signal_handler.ended_at, reports=reports,
-            launched=placement.here, anchor=sizes.anchor, tenant=tenant, home=home,
+            membership.begin_next_start(), config, security, listen=listen, path=args.config, has_one_launcher=args.all,
+            memory=memory, absent=membership.find_absent(), requests_path=membership.path, reports=reports,
+            previous_end=signal_handler.ended_at, launched=placement.here, anchor=membership.anchor, tenant=tenant,
+            home=home,
         )  # fmt: skip
 
     sys.stdout.flush()
@@ -360,22 +362,22 @@ def _start(
             ) as job,
             standbys.start_beside(job),
         ):  # fmt: skip
-            signal_handler.job, signal_handler.starts = job, signal_handler.starts + 1
+            signal_handler.begin(job)
             try:
                 yield job
             finally:
                 signal_handler.job, signal_handler.ended_at = None, time.time()
 
     attempts = Attempts(
-        RestartPolicy(config.restarts, config.patience), start, rest=signal_handler.rest, report=remark,
-        is_stopped=lambda: signal_handler.first_signal is not None, changes=sizes.adopt_counts,
-        is_left=lambda: sizes.is_left, note_failure=sizes.note_failure,
+        RestartPolicy(config.restarts, config.patience), start, wait=signal_handler.wait, report=remark,
+        is_stopped=lambda: signal_handler.first_signal is not None, describe_change=membership.adopt_counts,
+        is_leaving=lambda: membership.is_leaving, note_failure=membership.note_failure,
     )  # fmt: skip
-    metrics = partial(_render_metrics, reports, sizes, signal_handler)
+    metrics = partial(_render_metrics, reports, membership, signal_handler)
     if args.control is not None:
-        resources.enter_context(_serve_control(args.control, sizes, signal_handler, metrics))
+        resources.enter_context(_serve_control(args.control, membership, signal_handler, metrics))
     if args.notices is not None:
-        notices = partial(_handle_notice, args.notices, sizes, signal_handler)
+        notices = partial(_handle_notice, args.notices, membership, signal_handler)
         resources.enter_context(watch_notices(args.notices, notices))
     if args.metrics is not None:
         port = resources.enter_context(serve_metrics(args.metrics, metrics))
@@ -415,26 +417,26 @@ _WORKERS = Metric("workers", "gauge", "Running workers of the launcher.", lambda
 _STARTS = Metric("starts_total", "counter", "How often the launcher has started its workers.", lambda report: ())
 
 
-def _render_metrics(reports: str | None, sizes: Sizes, signal_handler: SignalHandler) -> str:
+def _render_metrics(reports: str | None, membership: Membership, signal_handler: SignalHandler) -> str:
     """The metrics for Prometheus: those of the launcher, and of its workers' last reports."""
     running = Counter(map(cluster_of, () if signal_handler.job is None else signal_handler.job.pids))
-    workers = [Sample(running[cluster], {"cluster": cluster}) for cluster in sizes.current_counts]
+    workers = [Sample(running[cluster], {"cluster": cluster}) for cluster in membership.current_counts]
     own = [(_WORKERS, workers), (_STARTS, [Sample(signal_handler.starts, {})])]
     return render_metrics([] if reports is None else read_reports(reports), own)
 
 
 def _serve_control(
-    path: str, sizes: Sizes, signal_handler: SignalHandler, metrics: Callable[[], str]
+    path: str, membership: Membership, signal_handler: SignalHandler, metrics: Callable[[], str]
 ) -> contextlib.AbstractContextManager[None]:
     """Serve the launcher's control socket: status, resize, preempt, metrics."""
 
     def status(args: Mapping[str, str]) -> Reply:
         running = {} if signal_handler.job is None else signal_handler.job.pids
-        return {**sizes.describe(), "running": running}
+        return {**membership.describe(), "running": running}
 
     def resize(args: Mapping[str, str]) -> Reply:
-        _resize(sizes, signal_handler, parse_counts(args))
-        return sizes.describe()
+        _resize(membership, signal_handler, parse_counts(args))
+        return membership.describe()
 
     def preempt(args: Mapping[str, str]) -> Reply:
         _preempt()
@@ -448,8 +450,8 @@ def _serve_control(
     )
 
 
-def _resize(sizes: Sizes, signal_handler: SignalHandler, counts: Mapping[str, int]) -> None:
-    if sizes.request_counts(counts):
+def _resize(membership: Membership, signal_handler: SignalHandler, counts: Mapping[str, int]) -> None:
+    if membership.request_counts(counts):
         signal_handler.apply_resize()
 
 
@@ -458,12 +460,12 @@ def _preempt() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _handle_notice(path: str, sizes: Sizes, signal_handler: SignalHandler, text: str) -> None:
+def _handle_notice(path: str, membership: Membership, signal_handler: SignalHandler, text: str) -> None:
     """Do what a notice in a file asks for; one that is not valid is reported."""
     try:
         counts = parse_notice(text)
         if counts:
-            _resize(sizes, signal_handler, counts)
+            _resize(membership, signal_handler, counts)
         else:
             _preempt()
     except NebulaError as error:
@@ -499,7 +501,7 @@ class SignalHandler:
 
     A signal ends the command before the first start. While workers run, the first signal asks them to exit within
     `patience` seconds, and the second kills them. Between two starts a signal prevents the next one
-    (`restart_cancelled`).
+    (`restart_cancelled`), or ends it if it has begun.
     """
 
     patience: float
@@ -535,6 +537,12 @@ class SignalHandler:
             self.second_signal = number
             self.job.kill_now()
 
+    def begin(self, job: Job) -> None:
+        """Note the job whose workers were started. A signal that has arrived meanwhile asks them to exit."""
+        self.job, self.starts = job, self.starts + 1
+        if self.restart_cancelled and self.first_signal is not None:
+            job.request_exit(self.first_signal, self.patience)
+
     def apply_resize(self) -> None:
         """Let workers that have taken no step exit at once, to be restarted in different numbers; others announce the
         request with a step.
@@ -542,7 +550,7 @@ class SignalHandler:
         if self.job is not None and not self.job.has_stepped:
             self.job.request_exit(signal.SIGTERM, self.patience)
 
-    def rest(self, seconds: float) -> bool:
+    def wait(self, seconds: float) -> bool:
         """Wait for some seconds, or until a signal arrives; returns whether none did."""
         self._rest_queue = queue.SimpleQueue()
         try:

@@ -136,8 +136,11 @@ def _print(plans: Sequence[Plan], args: argparse.Namespace, *, explained: bool =
     elif args.mermaid:
         print("\n".join(plan.to_mermaid() for plan in plans))
     elif args.text or not silent:
-        why = [plan.explain() for plan in plans if plan.decision is not None] if explained else []
-        print("\n\n".join([*why, *(plan.to_text() for plan in plans)]))
+        for decision in (plan.decision for plan in plans if explained and plan.decision is not None):
+            for line in decision.list_lines():
+                print(line, flush=True)  # before the next one is known: its search may take long
+            print()
+        print("\n\n".join(plan.to_text() for plan in plans))
 
 
 def _numbered_path(path: str, number: int) -> str:

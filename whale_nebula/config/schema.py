@@ -266,6 +266,14 @@ class Restarts:
     most: int = 0
     wait: float = 1.0
 
+    def find_delay(self, number: int, longest: float) -> float:
+        """Seconds before restart `number`, counted from 0: twice as many as before the previous one, up to `longest`.
+
+        >>> [Restarts(MOST_RESTARTS).find_delay(number, longest=60.0) for number in (0, 3, 2000)]
+        [1.0, 8.0, 60.0]
+        """
+        return min(self.wait * 2.0 ** min(number, 1000), longest)
+
 
 @dataclass(frozen=True, slots=True)
 class Elastic:

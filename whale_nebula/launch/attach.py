@@ -30,21 +30,21 @@ VARIABLE = "WHALE_NEBULA_WORKER"
 class Identity:
     """Identity of a worker: its name, its connections, and the pipe by which it notices that its launcher has ended.
 
-    `peers` maps all other workers to their clusters, `addresses` to where they listen. `leash` is the file descriptor
-    of a pipe that the launcher holds open while it runs, `pulse` that of the pipe for heartbeats. Workers with
-    addresses `listen`, and have certificate files unless the config is `insecure`; with a `gateway`, other clusters are
-    reached through it. `config` is the path of that config. `everywhere` is true if the launcher started the workers of
-    all clusters (`--all`). `device` is the worker's device on its host, if the config names one. If the launcher has a
-    terminal, `terminal` is its descriptor, and `drawing` the pipe for a worker's drawings on it. `epoch` counts the
-    restarts of the workers, `memory` is an in-memory folder of this host that exists while the launcher runs, and
-    `ended` is when the previous start ended, in seconds since 1970. The launcher reads the last report of each worker
-    from the folder `reports`. In elastic runs, `absent` are the addresses of the workers that the run continues
-    without, and to the file `asked` the launcher writes the requested numbers of workers; `launched` are all workers
-    that the launcher may start, and the `anchor` is the worker that decides on those of other launchers. If the
-    certificates name an account, it is the `tenant`, and `home` its folder. A standby process knows only the worker's
-    name and the socket `standby`, from which it receives its identity.
+    `peers` maps all other workers to their clusters, `addresses` to where they listen. `launcher_pipe` is the file
+    descriptor of a pipe that the launcher holds open while it runs, `heartbeat_pipe` that of the pipe for heartbeats.
+    Workers with addresses `listen`, and have certificate files unless the config is `insecure`; with a `gateway`, other
+    clusters are reached through it. `config` is the path of that config. `has_one_launcher` is true if this launcher
+    has started the workers of all clusters (`--all`). `device` is the worker's device on its host, if the config names
+    one. If the launcher has a terminal, `terminal` is its descriptor, and `drawing` the pipe for a worker's drawings on
+    it. `epoch` counts the restarts of the workers, `memory` is an in-memory folder of this host that exists while the
+    launcher runs, and `previous_end` is when the previous start ended, in seconds since 1970. The launcher reads the
+    last report of each worker from the folder `reports`. In elastic runs, `absent` are the addresses of the workers
+    that the run continues without, and to the file `requests_path` the launcher writes the requested numbers of
+    workers; `launched` are all workers that the launcher may start, and the `anchor` is the worker whose launcher
+    decides on those of other launchers. If the certificates name an account, it is the `tenant`, and `home` its folder.
+    A standby process knows only the worker's name and the socket `standby`, from which it receives its identity.
 
-    >>> identity = Identity("gpu/0", "gpu", {}, {}, "run-1", 7, leash=6, launcher=100)
+    >>> identity = Identity("gpu/0", "gpu", {}, {}, "run-1", 7, launcher_pipe=6, launcher=100)
     >>> Identity.from_json(identity.to_json()) == identity
     True
     """
@@ -55,25 +55,25 @@ class Identity:
     addresses: Mapping[str, str] = field(default_factory=dict)
     run_id: str = ""
     seed: int | None = None
-    leash: int = 0
+    launcher_pipe: int = 0
     launcher: int = 0
     listen: str | None = None
     security: Files | None = None
     insecure: bool = False
     gateway: str | None = None
-    pulse: int | None = None
+    heartbeat_pipe: int | None = None
     patience: float = PATIENCE_SECONDS
     config: str | None = None
-    everywhere: bool = False
+    has_one_launcher: bool = False
     device: str | None = None
     drawing: int | None = None
     terminal: int | None = None
     epoch: int = 0
     memory: str | None = None
-    ended: float | None = None
+    previous_end: float | None = None
     reports: str | None = None
     absent: Mapping[str, str] = field(default_factory=dict)
-    asked: str | None = None
+    requests_path: str | None = None
     launched: tuple[str, ...] = ()
     anchor: str | None = None
     tenant: Tenant | None = None
@@ -93,8 +93,10 @@ class Identity:
             files = fields.pop("security", None)
             tenant = from_plain(Tenant | None, fields.pop("tenant", None))
             launched = tuple(fields.pop("launched", ()))
-            found = cls(**fields, launched=launched, security=Files.from_dict(files) if files else None, tenant=tenant)
-            fault = found._find_fault()
+            identity = cls(
+                **fields, launched=launched, security=Files.from_dict(files) if files else None, tenant=tenant
+            )
+            fault = identity._find_fault()
         except (ValueError, TypeError, AttributeError, CredentialsError) as error:
             fault = repr(error)
         if fault:
@@ -103,7 +105,7 @@ class Identity:
                 why="only the launcher sets it, for each worker that it starts",
                 mend=f"start workers with 'whale-nebula run', or unset {VARIABLE}",
             )
-        return found
+        return identity
 
     def _find_fault(self) -> str:
         """The first inconsistency of the fields, or "". No missing field may disable certificates."""
@@ -123,22 +125,22 @@ class Identity:
         return tuple(sorted((self.worker, *self.peers)))
 
     @property
-    def everyone(self) -> tuple[str, ...]:
-        """All workers of the config, as links number them, including those without which the run continues."""
+    def all_workers(self) -> tuple[str, ...]:
+        """All workers of the config, also those without which the run continues, sorted."""
         return tuple(sorted((*self.workers, *self.absent)))
 
     def read_requested_counts(self) -> dict[str, int]:
-        """The numbers of workers by cluster that the launcher requests for the next start."""
-        if self.asked is None or not os.path.exists(self.asked):
+        """The numbers of workers by cluster that the launcher requests for the next start; empty without a request."""
+        if self.requests_path is None or not os.path.exists(self.requests_path):
             return {}
-        with open(self.asked, encoding="utf-8") as file:
+        with open(self.requests_path, encoding="utf-8") as file:
             return dict(json.load(file))
 
     @property
     def descriptors(self) -> tuple[int, ...]:
         """The file descriptors that a worker inherits from its launcher."""
-        given = (self.leash, self.pulse, self.drawing, self.terminal) if self.standby is None else (self.standby,)
-        return tuple(fd for fd in given if fd is not None)
+        pipes = self.launcher_pipe, self.heartbeat_pipe, self.drawing, self.terminal
+        return tuple(fd for fd in (pipes if self.standby is None else (self.standby,)) if fd is not None)
 
 
 EXIT_ORPHANED = 71
@@ -176,9 +178,10 @@ def attach() -> Attachment | None:
         )
     if identity.standby is not None:
         identity = _await_identity(identity.standby)
-    heartbeat_sender = None if identity.pulse is None else HeartbeatSender(identity.pulse)
-    os.set_inheritable(identity.leash, False)
-    threading.Thread(target=_end_with_launcher, args=(identity.leash,), name="nebula-leash", daemon=True).start()
+    heartbeat_sender = None if identity.heartbeat_pipe is None else HeartbeatSender(identity.heartbeat_pipe)
+    os.set_inheritable(identity.launcher_pipe, False)
+    pipe = identity.launcher_pipe
+    threading.Thread(target=_end_with_launcher, args=(pipe,), name="nebula-launcher-pipe", daemon=True).start()
     if heartbeat_sender is not None:
         atexit.register(heartbeat_sender.announce_exit)  # what is registered first is called last
     fd, terminal = identity.drawing, identity.terminal
@@ -205,28 +208,27 @@ def _await_identity(standby: int) -> Identity:
     """
     for name in _IMPORTED_IN_ADVANCE:
         importlib.import_module(name)
-    with socket.socket(fileno=standby) as line:
+    with socket.socket(fileno=standby) as connection:
         with suppress(BrokenPipeError):
-            line.send(b"!")
-        mark, received, _, _ = socket.recv_fds(line, 1, _MOST_DESCRIPTORS)
+            connection.send(b"!")
+        mark, received, _, _ = socket.recv_fds(connection, 1, _MOST_DESCRIPTORS)
         if not mark:
             os._exit(EXIT_ORPHANED)
-        with line.makefile() as file:
+        with connection.makefile() as file:
             identity = Identity.from_json(file.readline())
     numbers: dict[int | None, int] = dict(zip(identity.descriptors, received, strict=True))
     return replace(
-        identity, leash=numbers[identity.leash], pulse=numbers.get(identity.pulse),
+        identity, launcher_pipe=numbers[identity.launcher_pipe], heartbeat_pipe=numbers.get(identity.heartbeat_pipe),
         drawing=numbers.get(identity.drawing), terminal=numbers.get(identity.terminal),
     )  # fmt: skip
 
 
-def _end_with_launcher(leash: int) -> None:
-    """End this process when its launcher ends: nothing is written to the leash, so a read returns only then.
-
-    Its descendants are ended, too: those of its own process group, which the launcher created, and those in other
-    sessions by their parent's number.
+def _end_with_launcher(launcher_pipe: int) -> None:
+    """Wait for the end of the launcher, which holds the other end of the pipe open and writes nothing, and end this
+    process with its descendants: those in its process group, which the launcher created, and, found by the numbers of
+    their parents, those in other groups and sessions.
     """
-    while os.read(leash, 1):
+    while os.read(launcher_pipe, 1):
         pass
     end_descendants(os.getpid())
     if os.getpgrp() == os.getpid():

@@ -44,12 +44,12 @@ def main(argv: list[str]) -> None:
     try:
         runpy.run_path(argv[0], run_name="__main__")
     except BaseException as failure:
-        _send_exit_code(attachment, exit_code(failure), failure)
-        _report(failure, attachment)
+        _note_exit(attachment, exit_code(failure), failure)
+        _report_failure(failure, attachment)
         if attachment is not None and sys.excepthook is sys.__excepthook__:
             sys.excepthook = partial(_write_failure, attachment.worker, argv[0])
         raise
-    _send_exit_code(attachment, 0)
+    _note_exit(attachment, 0)
 
 
 def _release_iterators() -> None:
@@ -83,7 +83,9 @@ def _prepare(attachment: Attachment) -> None:
 
 
 def _watch_environment() -> list[str]:
-    """The environment variables that the script changes before it imports TensorFlow; empty until then."""
+    """The names of the environment variables that the script has changed before it imports TensorFlow: a list that is
+    empty until then.
+    """
     before = dict(os.environ)
     changed: list[str] = []
 
@@ -101,8 +103,10 @@ def _write_failure(worker: str, path: str, kind: type[BaseException], failure: B
     sys.stderr.flush()
 
 
-def _send_exit_code(attachment: Attachment | None, code: int | None, failure: BaseException | None = None) -> None:
-    """Send the launcher the exit code and the error's code beforehand, in case it must kill this process."""
+def _note_exit(attachment: Attachment | None, code: int | None, failure: BaseException | None = None) -> None:
+    """Note the exit code and the error's code for the last heartbeat message, by which the launcher knows them even if
+    it must kill this process; send the numbers of workers on which an exit was agreed.
+    """
     heartbeat_sender = None if attachment is None else attachment.heartbeat_sender
     if heartbeat_sender is not None:
         heartbeat_sender.code = code
@@ -119,17 +123,17 @@ def _send_exit_code(attachment: Attachment | None, code: int | None, failure: Ba
 def exit_code(failure: BaseException) -> int | None:
     """The exit code of Python after an uncaught error; None if a signal ends the process.
 
-    >>> ends = ValueError(), SystemExit(75), SystemExit(), SystemExit("no"), KeyboardInterrupt()
+    >>> ends = ValueError(), SystemExit(75), SystemExit(-1), SystemExit(), SystemExit("no"), KeyboardInterrupt()
     >>> [exit_code(each) for each in ends]
-    [1, 75, 0, 1, None]
+    [1, 75, 255, 0, 1, None]
     """
     if isinstance(failure, SystemExit):
-        return failure.code if isinstance(failure.code, int) else int(failure.code is not None)
+        return failure.code & 0xFF if isinstance(failure.code, int) else int(failure.code is not None)
     return None if isinstance(failure, KeyboardInterrupt) else 1
 
 
-def _report(failure: BaseException, attachment: Attachment | None) -> None:
-    """Report to other processes that this one has failed, unless they leave together with it."""
+def _report_failure(failure: BaseException, attachment: Attachment | None) -> None:
+    """Report an error or an exit code other than 0 to the other workers, unless all have agreed to leave together."""
     if isinstance(failure, WorkerExit) and attachment is not None:
         sys.stderr.write(f"whale-nebula: worker {attachment.worker} leaves: {failure}\n")
         if exit_agreement.is_agreed:

@@ -46,14 +46,14 @@ class _Handler(Handler):
         self._answer(self.server.post)
 
     def _answer(self, actions: Mapping[str, Action]) -> None:
-        asked = urlsplit(self.path)
-        action = actions.get(asked.path)
+        request = urlsplit(self.path)
+        action = actions.get(request.path)
         if action is None:
             known = [*(f"GET {path}" for path in self.server.get), *(f"POST {path}" for path in self.server.post)]
             self._send(404, {"error": f"unknown request; available: {', '.join(known)}"})
             return
         try:
-            self._send(200, action(dict(parse_qsl(asked.query))))
+            self._send(200, action(dict(parse_qsl(request.query))))
         except NebulaError as error:
             self._send(400, {"error": str(error)})
 

@@ -25,8 +25,8 @@ from whale_nebula.plain import write_json
 
 
 @dataclass
-class Sizes:
-    """The workers of the present start (`running`), and those of the next one (`requested`).
+class Membership:
+    """The workers that take part in a run: those of the present start (`running`), and of the next one (`requested`).
 
     `needed` are absent workers with state that no other has. The numbers requested here (`pending_counts`) apply once
     workers have announced them to those of other launchers: they are written to the file `path`, which workers read and
@@ -148,6 +148,7 @@ class Sizes:
             return self.describe_change() if announced else ""
 
     def _remove_missed(self, clusters: set[str]) -> None:
+        """Remove the workers of these clusters, if they may leave and belong to other launchers, from both starts."""
         leaving = {name for name in clusters & self.config.elastic.keys() if not self.config.elastic[name].least}
         missed = {worker for worker in self.placement.addresses if cluster_of(worker) in leaving}
         with self._lock:
@@ -208,8 +209,8 @@ class Sizes:
         return f"{', '.join(sorted(blamed))} did not recover: {', '.join(ends)}"
 
     def _may_exclude(self, workers: frozenset[str]) -> bool:
-        """Whether the next start may do without these workers: within the limits, with their state, and with a worker
-        of this launcher.
+        """Whether the next start may exclude these workers: this launcher decides on them, no other worker needs their
+        state, a worker of this launcher is left, and the limits permit it.
         """
         left = self.requested - workers
         decides = self.anchor in self.placement.here or workers <= set(self.placement.here)
@@ -222,12 +223,12 @@ class Sizes:
         )
 
     @property
-    def is_left(self) -> bool:
-        """Whether the next start has no worker of this launcher."""
+    def is_leaving(self) -> bool:
+        """Whether this launcher leaves the run: the next start has none of its workers."""
         return not any(worker in self.requested for worker in self.placement.here)
 
-    def select_placement(self) -> Placement:
-        """The workers of the next start."""
+    def begin_next_start(self) -> Placement:
+        """Begin the next start: its workers become the running ones, and are returned as a placement."""
         with self._lock:
             self.running = self.requested
             self.pending_counts = self._list_open_requests()
@@ -240,7 +241,7 @@ class Sizes:
         return {worker: each for worker, each in self.placement.addresses.items() if worker not in self.running}
 
     def describe(self) -> Mapping[str, object]:
-        """The state as JSON."""
+        """The state for `GET /status`, as JSON."""
         limits = {name: [each.least, each.most] for name, each in self.config.elastic.items()}
         return {
             "workers": self.current_counts,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import selectors
 import shutil
@@ -31,9 +32,8 @@ _LOCK = "in-use"
 
 @contextlib.contextmanager
 def make_private_folder(home: str | os.PathLike[str] | None = None) -> Iterator[Path]:
-    """A fresh folder in `home` that only this user can enter, removed at the end.
-
-    Leftovers of killed runs there are removed first.
+    """A new folder in `home`, by default the folder for temporary files, that only this user can enter; it is removed
+    at the end. The folders of killed runs there are removed first.
 
     >>> with make_private_folder() as folder:
     ...     sorted(path.name for path in folder.iterdir())
@@ -179,7 +179,7 @@ def check_gateways(config: Config, cluster: str) -> None:
         )
 
 
-def place_gateways(config: Config, local: Callable[[str], bool]) -> Config:
+def place_gateways(config: Config, is_local: Callable[[str], bool]) -> Config:
     """The config with all its gateways on this machine, or without any unless every cluster names one.
 
     >>> from whale_nebula.config import load
@@ -187,18 +187,20 @@ def place_gateways(config: Config, local: Callable[[str], bool]) -> Config:
     >>> place_gateways(found, lambda host: False).clusters["gpu"].gateway is None
     True
     """
-    given = {name: cluster.gateway for name, cluster in config.clusters.items()}
-    addresses = {name: each if local(host_of(each)) else ANY for name, each in given.items() if each is not None}
-    found = assign_ports(Placement((), addresses)).addresses if len(addresses) == len(given) else {}
+    configured = {name: cluster.gateway for name, cluster in config.clusters.items()}
+    addresses = {
+        name: each if is_local(host_of(each)) else ANY for name, each in configured.items() if each is not None
+    }
+    chosen = assign_ports(Placement((), addresses)).addresses if len(addresses) == len(configured) else {}
     return replace(
-        config, clusters={name: replace(each, gateway=found.get(name)) for name, each in config.clusters.items()}
+        config, clusters={name: replace(each, gateway=chosen.get(name)) for name, each in config.clusters.items()}
     )
 
 
-def create_sites(
+def create_gateway_settings(
     config: Config, placement: Placement, security: Mapping[str, Files], folder: Path
 ) -> dict[str, GatewaySettings]:
-    """The configuration of each gateway by name; audit logs are written to `folder`."""
+    """The settings of each gateway, by its name; audit logs are written to `folder`."""
     identities = {name: Identity.of_worker(config.run_name, name) for name in list_gateway_names(config)}
     listens = {name: str(config.clusters[cluster_of(name)].gateway) for name in identities}
     workers = dict(placement.addresses)
@@ -208,7 +210,7 @@ def create_sites(
     }
 
 
-def start_gateway(site: GatewaySettings) -> subprocess.Popen[bytes]:
+def start_gateway(settings: GatewaySettings) -> subprocess.Popen[bytes]:
     """Start a gateway process. It ends when its standard input closes, so it never outlives its parent."""
     process = subprocess.Popen(
         _COMMAND,
@@ -217,7 +219,7 @@ def start_gateway(site: GatewaySettings) -> subprocess.Popen[bytes]:
         process_group=0,  # Ctrl-C must end the workers first, which still need the gateway
     )
     if process.stdin is not None:
-        process.stdin.write(site.to_json().encode() + b"\n")
+        process.stdin.write(settings.to_json().encode() + b"\n")
         process.stdin.flush()
     return process
 
@@ -231,56 +233,60 @@ def run_gateways(
     restarts: Restarts | None = None,
     report: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Mapping[str, subprocess.Popen[bytes]]]:
-    """Run all gateways while the context is open, and merge their audit logs. Gateways outlive workers; one that fails
-    is restarted, as often as `restarts` allow.
+    """Run all gateways while the context is open; returns their processes, by their names. Their audit logs are deleted
+    at its end. One that fails is restarted, as often as `restarts` allow.
     """
     with make_private_folder() as folder:
-        watched: list[GatewayProcess] = []
+        processes: list[GatewayProcess] = []
         try:
-            for name, site in create_sites(config, placement, security, folder).items():
-                watched.append(GatewayProcess(name, site, restarts or Restarts(), report))
-            for each in watched:
+            for name, settings in create_gateway_settings(config, placement, security, folder).items():
+                processes.append(GatewayProcess(name, settings, restarts or Restarts(), report))
+            for each in processes:
                 each.await_start()
-            yield {each.name: each.process for each in watched}
+            yield {each.name: each.process for each in processes}
         finally:
-            for each in watched:
+            for each in processes:
                 each.stop_watching()
-            _end_processes([each.process for each in watched])
+            _end_processes([each.process for each in processes])
 
 
 class GatewayProcess:
-    """A gateway process that is restarted when it ends, until `stop_watching`."""
+    """A gateway process. When it ends, until `stop_watching`, it is restarted as often as `restarts` allow, and
+    `report` is called with a line.
+    """
 
-    def __init__(self, name: str, site: GatewaySettings, restarts: Restarts, report: Callable[[str], None]) -> None:
+    def __init__(self, name: str, settings: GatewaySettings, restarts: Restarts, report: Callable[[str], None]) -> None:
         self.name = name
-        self.process = start_gateway(site)
-        self._site, self._restarts, self._report = site, restarts, report
+        self.process = start_gateway(settings)
+        self._settings, self._restarts, self._report = settings, restarts, report
         self._stop_event = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"nebula-watch-{name}", daemon=True)
 
     def await_start(self) -> None:
-        """Wait until it listens; from then on it is watched."""
+        """Wait until the gateway listens; from then on it is watched."""
         _await_listening(self.name, self.process)
-        if self._restarts.most:
-            self._thread.start()
+        self._thread.start()
 
     def stop_watching(self) -> None:
-        """Stop restarting it."""
+        """Stop watching the gateway, whose end is no failure from now on."""
         self._stop_event.set()
         if self._thread.ident is not None:
             self._thread.join()
 
     def _watch(self) -> None:
-        for number in range(self._restarts.most):
+        for number in itertools.count():
             while self.process.poll() is None:
                 if self._stop_event.wait(_LOOK_SECONDS):
                     return
+            if number >= self._restarts.most:
+                self._report(f"gateway {self.name} has exited, and is not restarted")
+                return
             again = f"restart {number + 1} of {self._restarts.most} begins"
             self._report(f"gateway {self.name} has exited; {again}, and its workers wait for it")
             _close_pipes(self.process)
-            if self._stop_event.wait(min(self._restarts.wait * 2.0**number, _MOST_WAIT_SECONDS)):
+            if self._stop_event.wait(self._restarts.find_delay(number, _MOST_WAIT_SECONDS)):
                 return
-            self.process = start_gateway(self._site)
+            self.process = start_gateway(self._settings)
             try:
                 _await_listening(self.name, self.process)
             except TransportError as error:

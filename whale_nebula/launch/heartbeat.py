@@ -35,7 +35,7 @@ class HeartbeatSender:
 
     `code` is the exit code of this process, once it is known, `error` the code of the error by which it ends, if it is
     one of this library's, `cause` that of the error of another worker that caused it, and `lost` the workers that
-    were missed: the last message contains all of them.
+    were missed: the last message, sent by `announce_exit`, contains all of them.
     """
 
     def __init__(self, fd: int, every: float = EVERY_SECONDS) -> None:
@@ -45,19 +45,20 @@ class HeartbeatSender:
         self.error = self.cause = ""
         self.lost: list[str] = []
         self._fd, self._every, self._owner = fd, every, os.getpid()
-        self.thread = threading.Thread(target=self._send_heartbeats, name="nebula-pulse", daemon=True)
+        self.thread = threading.Thread(target=self._send_heartbeats, name="nebula-heartbeats", daemon=True)
         self.thread.start()
 
     def send(self, **fields: Any) -> None:
-        """Send the launcher a field of `WorkerStatus`."""
+        """Send the launcher fields of `WorkerStatus`; `stepped=True` sets `first_step_at`. A forked process sends
+        nothing.
+        """
         if os.getpid() == self._owner:
             with suppress(OSError):
                 os.write(self._fd, encode_status(**fields))
 
     def announce_exit(self) -> None:
-        """Announce the end of this process, whose threads are about to end. A forked process announces nothing.
-
-        To be called by the last of Python's exit handlers.
+        """Send the last message: this process, whose threads are about to end, is ending. To be called by the last of
+        Python's exit handlers.
         """
         self.send(ends=True, code=self.code, error=self.error, cause=self.cause, lost=self.lost)
 
@@ -196,30 +197,31 @@ def read_stat(process: Path) -> list[str]:
 class HeartbeatMonitor:
     """Thread that monitors all workers' heartbeats, and calls `report` once for each frozen worker.
 
-    `pulses` are the ends of the pipes to read from, which it closes; `pids` the processes. It ends by `close`. The
-    status of each is in `statuses`; those that have sent their last message may be silent for longer.
+    `heartbeat_pipes` are the ends of the pipes to read from, which `close` closes; `pids` are the process ids. A worker
+    may be silent for `silence` seconds, and for `ending` seconds after its last message. `statuses` has what each has
+    sent.
     """
 
     def __init__(
         self,
-        pulses: Mapping[str, int],
+        heartbeat_pipes: Mapping[str, int],
         pids: Mapping[str, int],
         report: Callable[[str], None],
         silence: float = SILENCE_SECONDS,
         ending: float = ENDING_SECONDS,
     ) -> None:
         self.statuses = {worker: WorkerStatus() for worker in pids}
-        self._rest = dict.fromkeys(pulses, b"")
-        self._pulses = dict(pulses)
-        for fd in pulses.values():
+        self._rest = dict.fromkeys(heartbeat_pipes, b"")
+        self._heartbeat_pipes = dict(heartbeat_pipes)
+        for fd in heartbeat_pipes.values():
             os.set_blocking(fd, False)
         self._pids = dict(pids)
         self._report = report
         self._silence, self._ending = silence, max(silence, ending)
-        self._heartbeats: dict[str, HeartbeatState | None] = dict.fromkeys(pulses)
+        self._heartbeats: dict[str, HeartbeatState | None] = dict.fromkeys(heartbeat_pipes)
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._monitor_workers, name="nebula-ward", daemon=True)
-        if pulses:
+        self._thread = threading.Thread(target=self._monitor_workers, name="nebula-heartbeat-monitor", daemon=True)
+        if heartbeat_pipes:
             self._thread.start()
 
     def close(self) -> None:
@@ -227,15 +229,15 @@ class HeartbeatMonitor:
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join()
-        for worker in self._pulses:
+        for worker in self._heartbeat_pipes:
             self._read(worker)
-        for fd in self._pulses.values():
+        for fd in self._heartbeat_pipes.values():
             os.close(fd)
-        self._pulses.clear()
+        self._heartbeat_pipes.clear()
 
     def _monitor_workers(self) -> None:
         tick = self._silence / 20
-        last, watched = time.monotonic(), set(self._pulses)
+        last, watched = time.monotonic(), set(self._heartbeat_pipes)
         while not self._closed.wait(tick):
             now = time.monotonic()
             passed, last = min(now - last, 2 * tick), now  # time in which this process was frozen is not counted
@@ -259,7 +261,7 @@ class HeartbeatMonitor:
         """Read from a worker's pipe; returns whether anything was received. An end of file does not count."""
         received = b""
         with suppress(BlockingIOError):
-            while some := os.read(self._pulses[worker], 4096):
+            while some := os.read(self._heartbeat_pipes[worker], 4096):
                 received += some
         self._rest[worker] = parse_status(self._rest[worker] + received, self.statuses[worker], time.monotonic())
         return bool(received)

@@ -96,37 +96,41 @@ class Result:
 class Job:
     """The running workers. As a context manager it ends all of them at its exit.
 
-    `leash` is the launcher's end of the pipe by which workers detect its end; each of the `readers` consumes the output
-    of one worker; `pulses` are the pipes of their heartbeats: a frozen worker is reported to `notice`, and killed. If
-    the `enforcer` finds a limit exceeded, all are killed.
+    `launcher_pipe` is the launcher's end of the pipe by which workers detect its end; each of the `readers` consumes
+    the output of one worker; `heartbeat_pipes` are the pipes of their heartbeats: a frozen worker is reported to
+    `notice`, and killed. If the `enforcer` finds a limit exceeded, all are killed.
     """
 
     def __init__(
         self,
         processes: Mapping[str, subprocess.Popen[bytes]],
-        leash: int,
+        launcher_pipe: int,
         readers: Mapping[str, Reader],
         *,
-        pulses: Mapping[str, int] | None = None,
+        heartbeat_pipes: Mapping[str, int] | None = None,
         silence: float = SILENCE_SECONDS,
         ending: float = ENDING_SECONDS,
         notice: Callable[[str], None] = lambda text: None,
         enforcer: LimitEnforcer | None = None,
     ) -> None:
         self._processes = dict(processes)
-        self._leash: int | None = leash
+        self._launcher_pipe: int | None = launcher_pipe
         self._readers = dict(readers)
         self._ended_workers: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._frozen: set[str] = set()
         self._limit = float("inf")
         self._notice = notice
         self._silence, self._ending = silence, ending
-        self._ward = HeartbeatMonitor(pulses or {}, self.pids, self._kill_frozen, silence, ending)
-        self._keeper, self._excess, self._stop_event = enforcer, "", threading.Event()
+        self._monitor = HeartbeatMonitor(heartbeat_pipes or {}, self.pids, self._kill_frozen, silence, ending)
+        self._enforcer, self._excess, self._stop_event = enforcer, "", threading.Event()
         if enforcer is not None:
             threading.Thread(target=self._enforce_limits, args=(enforcer,), name="nebula-limits", daemon=True).start()
-        for name, process in processes.items():
-            threading.Thread(target=self._watch, args=(name, process), name=f"nebula-watch-{name}", daemon=True).start()
+        self._watchers = [
+            threading.Thread(target=self._watch, args=each, name=f"nebula-watch-{each[0]}", daemon=True)
+            for each in processes.items()
+        ]
+        for watcher in self._watchers:
+            watcher.start()
 
     @property
     def pids(self) -> dict[str, int]:
@@ -136,14 +140,14 @@ class Job:
     @property
     def has_stepped(self) -> bool:
         """Whether a worker has taken its first step."""
-        return any(each.first_step_at is not None for each in self._ward.statuses.values())
+        return any(each.first_step_at is not None for each in self._monitor.statuses.values())
 
     @property
     def changed_variables(self) -> list[str] | None:
         """The environment variables that workers changed before they imported TensorFlow; None until all have taken
         their first step.
         """
-        statuses = self._ward.statuses.values()
+        statuses = self._monitor.statuses.values()
         if any(each.first_step_at is None for each in statuses):
             return None
         return sorted({name for each in statuses for name in each.changed_variables})
@@ -151,11 +155,15 @@ class Job:
     @property
     def _is_saving(self) -> bool:
         """Whether a worker that has not ended is saving."""
-        return any(self._processes[name].poll() is None and each.saving for name, each in self._ward.statuses.items())
+        statuses = self._monitor.statuses.items()
+        return any(each.saving and is_running(self._processes[name]) for name, each in statuses)
 
     def signal(self, worker: str, number: int) -> None:
         """Send a signal to one worker, but not to its children."""
-        self._processes[worker].send_signal(number)
+        process = self._processes[worker]
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, number)
 
     def request_exit(self, number: int, seconds: float) -> None:
         """Ask all workers to leave by a signal, with a deadline. Safe to call in a signal handler."""
@@ -165,35 +173,45 @@ class Job:
         self._ended_workers.put("")
 
     def kill_now(self) -> None:
-        """Kill all without waiting. Safe to call in a signal handler."""
-        self._signal(self._processes.values(), signal.SIGKILL)
+        """Kill all workers and their process groups without waiting. Safe to call in a signal handler."""
+        self._signal(signal.SIGKILL)
 
     def _kill_frozen(self, worker: str) -> None:
         """Kill a worker whose heartbeat has stopped; it would not handle another signal."""
-        if self._processes[worker].poll() is not None:
+        if not is_running(self._processes[worker]):
             return
-        if self._ward.statuses[worker].ends:
+        if self._monitor.statuses[worker].ends:
             still = f"its process has not exited for {self._ending:g} s"
             self._notice(f"worker {worker} has ended, but {still}: killing it")
         else:
             self._notice(f"worker {worker} is frozen (no heartbeat for {self._silence:g} s): killing it")
             self._frozen.add(worker)
-        self._signal([self._processes[worker]], signal.SIGKILL)
+        signal_group(self._processes[worker].pid, signal.SIGKILL)
 
     def _enforce_limits(self, enforcer: LimitEnforcer) -> None:
         """Kill all workers and their descendants when they exceed a limit."""
         while not self._stop_event.wait(_LOOK_SECONDS):
-            workers = [process.pid for process in self._processes.values() if process.poll() is None]
+            workers = self._list_running()
             excess = ""
             with contextlib.suppress(OSError):  # no file descriptor or no disk space left: the next check may succeed
                 excess = enforcer.find_excess(workers) if workers else ""
             if excess:
                 self._excess = excess
                 self._notice(f"{excess}: killing them")
-                started = [each for worker in workers for each in list_descendants(worker)]
-                self.kill_now()
-                kill_processes(started)
+                self._kill_with_descendants()
                 return
+
+    def _list_running(self) -> list[int]:
+        """The process ids of the workers that have not ended."""
+        return [process.pid for process in self._processes.values() if is_running(process)]
+
+    def _kill_with_descendants(self) -> None:
+        """Kill the workers that have not ended, their process groups, and all their descendants in other groups and
+        sessions.
+        """
+        descendants = [each for worker in self._list_running() for each in list_descendants(worker)]
+        self.kill_now()
+        kill_processes(descendants)
 
     def wait(self, deadline: float, *, grace: float = GRACE_SECONDS, patience: float | None = None) -> Result:
         """Wait until all workers have ended, at most `deadline` seconds; then kill the rest.
@@ -204,11 +222,12 @@ class Job:
         """
         self._limit = min(self._limit, time.monotonic() + deadline)
         order: list[str] = []
-        over: float | None = None
+        failed_at: float | None = None
         was_saving = False
         while len(order) < len(self._processes):
             name = self._await_next()
-            if name is None and over is not None and self._is_saving and time.monotonic() < over + (patience or grace):
+            may_save = failed_at is not None and time.monotonic() < failed_at + (patience or grace)
+            if name is None and may_save and self._is_saving:
                 self._limit, was_saving = time.monotonic() + _LOOK_SECONDS, True
                 continue
             if name is None and was_saving:
@@ -220,9 +239,9 @@ class Job:
                 order.append(name)
                 seconds = {0: None, EXIT_TEMPFAIL: patience or grace}.get(self._exit_code(name), grace)
                 if seconds is not None:
-                    over = time.monotonic() if over is None else over
+                    failed_at = time.monotonic() if failed_at is None else failed_at
                     self._limit = min(self._limit, time.monotonic() + seconds)
-        statuses = self._ward.statuses
+        statuses = self._monitor.statuses
         order += [name for name in self._processes if name not in order and statuses[name].code is not None]
         culprit = self._find_culprit(order)
         late = culprit is None and len(order) < len(self._processes)
@@ -230,10 +249,10 @@ class Job:
         read = {name: reader.close() for name, reader in self._readers.items()}
         outcomes = {name: Outcome(name, self._exit_code(name), *read[name], statuses[name]) for name in read}
         steps = [each.first_step_at for each in statuses.values() if each.first_step_at is not None]
-        trained = max(0.0, (over or time.monotonic()) - min(steps)) if steps else None
+        trained = max(0.0, (failed_at or time.monotonic()) - min(steps)) if steps else None
         saved = max((each.saved for each in statuses.values() if each.saved is not None), default=None)
-        if self._keeper is not None and any(each.code == -signal.SIGKILL for each in outcomes.values()):
-            self._excess = self._excess or self._keeper.explain_kill()
+        if self._enforcer is not None and any(each.code == -signal.SIGKILL for each in outcomes.values()):
+            self._excess = self._excess or self._enforcer.explain_kill()
         return Result(outcomes, culprit, late, frozenset(self._frozen), trained, saved, self._excess)
 
     def _await_next(self) -> str | None:
@@ -254,38 +273,41 @@ class Job:
         """The exit code of a worker; the one that it announced, if it was killed afterwards."""
         code = self._processes[name].returncode
         code = -signal.SIGKILL if code is None else code
-        announced = self._ward.statuses[name].code if code in _LAUNCHER_SIGNALS else None
+        announced = self._monitor.statuses[name].code if code in _LAUNCHER_SIGNALS else None
         return code if announced is None else announced
 
     def kill(self, *, gently: bool = False) -> None:
-        """Kill all running workers and their descendants: with SIGKILL, if `gently` after SIGTERM."""
+        """Kill all running workers and their descendants: with SIGKILL, if `gently` after SIGTERM to their process
+        groups. Returns once they have ended.
+        """
         if gently:
-            self._signal(self._processes.values(), signal.SIGTERM)
+            self._signal(signal.SIGTERM)
             self._await_all(_TERM_SECONDS)
-        self._signal(self._processes.values(), signal.SIGKILL)
+        self._kill_with_descendants()
         self._await_all(_KILLED_SECONDS)
         self._stop_event.set()
-        self._ward.close()
-        if self._leash is not None:
-            os.close(self._leash)
-            self._leash = None
+        self._monitor.close()
+        if self._launcher_pipe is not None:
+            os.close(self._launcher_pipe)
+            self._launcher_pipe = None
 
-    def _signal(self, processes: Iterable[subprocess.Popen[bytes]], number: int) -> None:
-        for process in processes:
-            if process.poll() is None:
+    def _signal(self, number: int) -> None:
+        """Send a signal to the process groups of all workers that are not reaped."""
+        for process in self._processes.values():
+            if process.returncode is None:
                 signal_group(process.pid, number)
 
     def _await_all(self, seconds: float) -> None:
         limit = time.monotonic() + seconds
-        for process in self._processes.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, limit - time.monotonic()))
+        for watcher in self._watchers:
+            watcher.join(max(0.0, limit - time.monotonic()))
 
     def _watch(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        """Kill a worker's descendants when it ends."""
+        """Wait for the end of a worker, end the rest of its process group, and reap it. Nothing else reaps it: the
+        number of its group could then be that of other processes.
+        """
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        if process.returncode is None:
             end_group(process.pid)
         process.wait()
         self._ended_workers.put(name)
@@ -302,6 +324,14 @@ class Job:
 
 
 LINGER_SECONDS = 1.0
+
+
+def is_running(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a child process has not ended. Unlike `poll`, this does not reap it."""
+    with contextlib.suppress(ChildProcessError):
+        options = os.WEXITED | os.WNOWAIT | os.WNOHANG
+        return process.returncode is None and os.waitid(os.P_PID, process.pid, options) is None
+    return False
 
 
 def signal_group(group: int, number: int) -> None:

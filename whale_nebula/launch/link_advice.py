@@ -32,8 +32,9 @@ class LinkThroughput:
 
 @dataclass(frozen=True)
 class LinkMeasurement:
-    """Measurement of the link between two workers. Times are in seconds; `clock` is the offset of the second worker's
-    clock, `sheets` describe both ends, `broken` counts reconnections; `when` is the local time.
+    """Measurement of the link between two workers. Times are in seconds; `round_trip` is the median, `clock` the offset
+    of the second worker's clock, `sheets` describe both ends (`describe_end`), `connections` is their number, and
+    `broken` how often one was lost; `when` is the time of the measurement in seconds since 1970.
 
     >>> one = LinkThroughput(1 << 20, 7.2e6, 7.1e6, 7.0e6, 7.0e6)
     >>> found = LinkMeasurement("gpu/0", "npu/0", "direct", 0.041, 0.0404, 0.001, (one,), {}, 1, 0, 0.0)
@@ -85,14 +86,14 @@ class LinkMeasurement:
             raise ValueError(f"this is not a link measurement: {error!r}") from None
 
     def document(self) -> dict[str, Any]:
-        """The measurement and its consequences, for programs."""
+        """The measurement as JSON, with the rate and the delay for `links` of the config."""
         return {**asdict(self), "rate_bits_per_second": self.bits, "delay_seconds": self.delay}
 
 
-def path_of(config: str | os.PathLike[str], a: str, b: str) -> Path:
+def find_measurement_path(config: str | os.PathLike[str], a: str, b: str) -> Path:
     """The file of the last measurement between two clusters, in a folder next to the config.
 
-    >>> path_of("/srv/clusters.yaml", "npu", "gpu").as_posix()
+    >>> find_measurement_path("/srv/clusters.yaml", "npu", "gpu").as_posix()
     '/srv/line/gpu-npu.json'
     """
     name = "-".join(sorted(each.replace("/", "_") for each in (a, b)))
@@ -108,8 +109,8 @@ def find_collectives_path(config: str | os.PathLike[str], cluster: str) -> Path:
     return Path(os.path.abspath(config)).parent / FOLDER / f"{cluster.replace('/', '_')}.collectives.json"
 
 
-def save(found: LinkMeasurement, path: Path) -> None:
-    """Save a measurement, which `doctor` compares with the config."""
+def save_measurement(found: LinkMeasurement, path: Path) -> None:
+    """Save a measurement, which planning uses and `doctor` compares with the config."""
     try:
         path.parent.mkdir(exist_ok=True)
         path.write_text(found.to_json() + "\n", "utf-8")
@@ -133,7 +134,9 @@ _DELAY_SLACK = 1e-3  # tolerance for busy hosts
 
 
 class Advice(NamedTuple):
-    """Comparison of the config with a measurement: whether they agree, the differences, and the lines to write."""
+    """Comparison of the config with a measurement: whether they agree, why or in what they differ, and the line to
+    write into the config, if they differ.
+    """
 
     agrees: bool
     why: str

@@ -33,14 +33,14 @@ FIRST_BYTES = 256 << 10
 MOST_BYTES = 1 << 30  # of one burst: enough for one second of the fastest link
 LEAST_TENSORS = 4
 _GROWTH = 4
-_WORTH = 1 / 8  # of the requested time: a burst that took so long suffices to estimate the rate
-_WARM_UP = 4  # the first of so many parts is not counted: connections start slowly
+_MIN_TIME_SHARE = 1 / 8  # of the requested time: a burst that took so long suffices to estimate the rate
+_WARM_UP = 4  # the first of so many equal parts of a burst is not counted: connections start slowly
 
 
-def rate(arrivals: Sequence[float], size: int) -> float:
+def compute_rate(arrivals: Sequence[float], size: int) -> float:
     """Bytes per second, computed from the arrival times of tensors of one size; the first quarter is not counted.
 
-    >>> rate([0.0, 5.0, 6.0, 7.0, 8.0], 1000)
+    >>> compute_rate([0.0, 5.0, 6.0, 7.0, 8.0], 1000)
     1000.0
     """
     first = (len(arrivals) - 1) // _WARM_UP
@@ -48,13 +48,14 @@ def rate(arrivals: Sequence[float], size: int) -> float:
     return (len(arrivals) - 1 - first) * size / max(seconds, 1e-9)
 
 
-def choose_count(found: float, size: int, seconds: float) -> int:
-    """The number of tensors that take about `seconds` at a measured rate in bytes per second.
+def choose_count(rate: float, size: int, seconds: float) -> int:
+    """The number of tensors of `size` bytes that take about `seconds` at a rate in bytes per second, at least
+    `LEAST_TENSORS`, and at most those of `MOST_BYTES`.
 
     >>> choose_count(7.5e6, 1 << 20, seconds=4.0), choose_count(100e3, 1 << 20, seconds=4.0)
     (28, 4)
     """
-    return max(LEAST_TENSORS, min(int(found * seconds), MOST_BYTES) // size)
+    return max(LEAST_TENSORS, min(int(rate * seconds), MOST_BYTES) // size)
 
 
 SIZES = (64 << 10, 1 << 20)
@@ -74,8 +75,8 @@ def expect_tensor(key: Key) -> Bound | None:
     return _TENSOR if known and key.slot < MOST_BYTES // min(SIZES) else None
 
 
-class Way(NamedTuple):
-    """One burst of tensors: bytes per second as measured by the receiver, and its duration."""
+class BurstRate(NamedTuple):
+    """The rate of a burst of tensors in bytes per second, as measured by the receiver, and its duration in seconds."""
 
     rate: float
     seconds: float
@@ -90,7 +91,8 @@ class RoundTrips(NamedTuple):
 
 
 class MeasurementEnd:
-    """One end of the measurement. The end that `leads` goes first in everything that the two do not do at once.
+    """One end of the measurement of a link, which the other end runs at the same time. The end that `leads` goes first
+    in everything that the two do not do at once.
 
     `seconds` is the approximate duration of each burst, `patience` the timeout of each message of the other end.
     `report` is called with a line on each stage of the measurement. `kind` and `program` are those of the keys of
@@ -110,7 +112,7 @@ class MeasurementEnd:
     ) -> None:
         self._link = link
         self._leads = leads
-        ends, directions = (link.here, link.there), (self._send, self._receive_bursts)
+        ends, directions = (link.here, link.there), (self._send_bursts, self._receive_bursts)
         self._ends, self._directions = (ends, directions) if leads else (ends[::-1], directions[::-1])
         self._seconds = seconds
         self._patience = patience
@@ -163,9 +165,9 @@ class MeasurementEnd:
     def probe(self, path: str, when: float) -> LinkMeasurement:
         """Measure round trips and each direction alone, after the ends have met; with large tensors on a fast link."""
         trips, found = self._round_trips(), []
-        for turn in self._directions:
-            slow = turn(SIZES[0])
-            found.append(slow.rate if slow.rate < _FAST else turn(SIZES[1]).rate)
+        for measure_direction in self._directions:
+            slow = measure_direction(SIZES[0])
+            found.append(slow.rate if slow.rate < _FAST else measure_direction(SIZES[1]).rate)
         return LinkMeasurement(*self._ends, path, *trips, (LinkThroughput(SIZES[1], *found, *found),), {}, 1, 0, when)
 
     # ------------------------------------------------------------------ round trips
@@ -173,7 +175,7 @@ class MeasurementEnd:
         if not self._leads:
             for _ in range(_ROUNDS + 1):
                 if (asked := self._link.take("PING", self._patience))["last"]:
-                    return RoundTrips(*map(float, self._take_found(asked.get("found", ()))))
+                    return RoundTrips(*map(float, self._check_count(asked.get("found", ()))))
                 self._link.post(build_message("PONG", clock=time.time()))
             raise self._protocol_error(f"it requests more than {_ROUNDS} round trips")
         seen = [self._ping() for _ in range(_ROUNDS)]
@@ -182,7 +184,7 @@ class MeasurementEnd:
         self._link.post(build_message("PING", last=True, found=list(found)))
         return found
 
-    def _take_found(self, found: Sequence[float]) -> Sequence[float]:
+    def _check_count(self, found: Sequence[float]) -> Sequence[float]:
         if len(found) != len(RoundTrips._fields):
             raise self._protocol_error(f"it sent {len(found)} numbers for a round trip")
         return found
@@ -197,28 +199,29 @@ class MeasurementEnd:
 
     # ------------------------------------------------------------------ tensors of one size
     def _measure_size(self, size: int) -> LinkThroughput:
-        """Each way alone, then both at once."""
-        there, back = (turn(size) for turn in self._directions)
+        """The throughput for tensors of one size: of each direction alone, then of both at once."""
+        there, back = (measure_direction(size) for measure_direction in self._directions)
         own_direction = there if self._leads else back
         with ThreadPoolExecutor(1, "nebula-link") as pool:
             receiving = pool.submit(self._receive_burst, size)
-            sent = self._burst(size, choose_count(own_direction.rate, size, self._seconds), last=True)
+            sent = self._send_burst(size, choose_count(own_direction.rate, size, self._seconds), last=True)
             both = (sent, receiving.result()[1]) if self._leads else (receiving.result()[1], sent)
         self._report_rate(size, "both ways at once", f"{_format_rate(both[0].rate)} and {_format_rate(both[1].rate)}")
         return LinkThroughput(size, there.rate, back.rate, both[0].rate, both[1].rate)
 
-    def _send(self, size: int) -> Way:
-        """Probe the link with bursts of growing size, then send for the requested time."""
+    def _send_bursts(self, size: int) -> BurstRate:
+        """Probe the link with bursts of growing size, then send for the requested time; returns the last rate."""
         count = max(2, FIRST_BYTES // size)
-        seen = self._burst(size, count, last=False)
-        while seen.seconds < _WORTH * self._seconds and _GROWTH * count * size <= MOST_BYTES:
+        seen = self._send_burst(size, count, last=False)
+        while seen.seconds < _MIN_TIME_SHARE * self._seconds and _GROWTH * count * size <= MOST_BYTES:
             count *= _GROWTH
-            seen = self._burst(size, count, last=False)
-        found = self._burst(size, choose_count(seen.rate, size, self._seconds), last=True)
+            seen = self._send_burst(size, count, last=False)
+        found = self._send_burst(size, choose_count(seen.rate, size, self._seconds), last=True)
         self._report_rate(size, f"{self._link.here} -> {self._link.there}", _format_rate(found.rate))
         return found
 
-    def _receive_bursts(self, size: int) -> Way:
+    def _receive_bursts(self, size: int) -> BurstRate:
+        """Receive what the other end sends by `_send_bursts`; returns the rate of the last burst."""
         for _ in range(_MOST_BURSTS):
             last, found = self._receive_burst(size)
             if last:
@@ -226,8 +229,8 @@ class MeasurementEnd:
                 return found
         raise self._protocol_error(f"it sends more than {_MOST_BURSTS} bursts of one size")
 
-    def _burst(self, size: int, count: int, *, last: bool) -> Way:
-        """Announce `count` tensors, send them, and receive the times of their arrival."""
+    def _send_burst(self, size: int, count: int, *, last: bool) -> BurstRate:
+        """Announce `count` tensors, send them, and wait for the rate that the receiver has measured."""
         self._burst_count += 1
         step = self._burst_count
         tensor = np.random.default_rng(step).integers(0, 255, size, np.uint8)
@@ -235,11 +238,12 @@ class MeasurementEnd:
         for slot in range(count):
             self._link.send(self._key(step, slot, self._link.here, self._link.there), tensor)
         seen = self._link.take("ARRIVED", self._patience + 2 * self._seconds)
-        return Way(float(seen["rate"]), float(seen["seconds"]))
+        return BurstRate(float(seen["rate"]), float(seen["seconds"]))
 
-    def _receive_burst(self, size: int) -> tuple[bool, Way]:
-        """Receive one burst; whether it is the last of its size, and its rate. It must be of this size, of `MOST_BYTES`
-        at most, and arrive within the time that the slowest supported link takes.
+    def _receive_burst(self, size: int) -> tuple[bool, BurstRate]:
+        """Receive one burst, and send its rate to the sender; returns whether it is the last of its size, and the rate.
+        Its tensors must have this size, `MOST_BYTES` together at most, and arrive within the time that the slowest
+        supported link takes.
         """
         announced = self._link.take("BURST", self._patience + 2 * self._seconds)
         count, step = int(announced["count"]), int(announced["step"])
@@ -251,7 +255,7 @@ class MeasurementEnd:
             left = min(self._patience, limit - time.monotonic())
             self._link.receive(self._key(step, slot, self._link.there, self._link.here), max(left, 0.0))
             arrivals.append(time.monotonic())
-        found = Way(rate(arrivals, size), arrivals[-1] - arrivals[0])
+        found = BurstRate(compute_rate(arrivals, size), arrivals[-1] - arrivals[0])
         self._link.post(build_message("ARRIVED", rate=found.rate, seconds=found.seconds))
         return bool(announced["last"]), found
 
@@ -268,18 +272,21 @@ class MeasurementEnd:
 def _format_rate(rate: float) -> str:
     """A rate in bytes per second as text in bits per second, as usual for links.
 
-    >>> _format_rate(7.5e6)
-    '60 Mbit/s'
+    >>> _format_rate(7.5e6), _format_rate(124.96e6)
+    ('60 Mbit/s', '1000 Mbit/s')
     """
-    return f"{8 * rate / 1e6:.3g} Mbit/s" if 8 * rate < 1e9 else f"{8 * rate / 1e6:.0f} Mbit/s"
+    mbit = 8 * rate / 1e6
+    return f"{mbit:.3g} Mbit/s" if mbit < 999.5 else f"{mbit:.0f} Mbit/s"
 
 
 COMPARED_VERSIONS = ("whale_nebula", "code", "tensorflow", "keras", "python")
 """Versions that must be identical at both ends of a run; of Python only the minor version."""
 
 
-def versions() -> dict[str, str | None]:
-    """Versions that must agree for identical traced programs; None for a package that is not installed."""
+def list_versions() -> dict[str, str | None]:
+    """The versions at this end of what must agree for identical traced programs, by name; None for a package that is
+    not installed.
+    """
     return {
         "whale_nebula": whale_nebula.__version__,
         "code": digest_code(),
@@ -289,10 +296,10 @@ def versions() -> dict[str, str | None]:
     }
 
 
-def sheet() -> dict[str, Any]:
-    """The description of an end: versions, and network settings of this host."""
-    cores = len(os.sched_getaffinity(0))
-    return {**versions(), "congestion_control": read_congestion_control(), "connections": count_lanes(), "cores": cores}
+def describe_end() -> dict[str, Any]:
+    """The description of this end that the other one receives: versions, and settings of the network and the host."""
+    host = {"congestion_control": read_congestion_control(), "cores": len(os.sched_getaffinity(0))}
+    return {**list_versions(), **host, "connections": count_lanes()}
 
 
 def find_differences(own_sheet: Mapping[str, Any], peer_sheet: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -312,7 +319,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def measure(
+def measure_links(
     place: Place, *, seconds: float, patience: float, report: Callable[[str], None]
 ) -> Iterator[LinkMeasurement]:
     """Measure the links to all peers of a place, one after the other in an order that is the same at all ends.
@@ -335,7 +342,7 @@ def _measure_link(
     end = MeasurementEnd(link, leads=place.here < link.there, seconds=seconds, patience=patience, report=report)
     path = THROUGH if place.uses_gateway(link.there) else DIRECT
     try:
-        found = end.measure(sheet(), path, time.time())
+        found = end.measure(describe_end(), path, time.time())
     except (DeadlineError, LinkClosedError) as error:
         raise _add_command(error, link.there, path, has_met=end.has_met) from None
     return replace(found, broken=max(0, link.state().connections - 1))
@@ -365,11 +372,11 @@ def list_far_ends(everyone: Sequence[str], cluster: str, only: str | None = None
 _CLOCK_SECONDS = 1.0
 
 
-def table(found: LinkMeasurement) -> str:
+def format_table(found: LinkMeasurement) -> str:
     """The measurement as lines of text.
 
     >>> one = LinkThroughput(1 << 20, 7.2e6, 7.1e6, 7.0e6, 6.9e6)
-    >>> print(table(LinkMeasurement("gpu/0", "npu/0", "direct", 0.041, 0.0404, 0.001, (one,), {}, 4, 0, 0.0)))
+    >>> print(format_table(LinkMeasurement("gpu/0", "npu/0", "direct", 0.041, 0.0404, 0.001, (one,), {}, 4, 0, 0.0)))
     gpu/0 - npu/0, direct
       round trip 41.0 ms, at least 40.4 ms; 4 connections
       tensors   gpu -> npu   npu -> gpu     both ways at once
@@ -388,17 +395,18 @@ def table(found: LinkMeasurement) -> str:
     if controls:
         connections += f"; congestion control {' and '.join(dict.fromkeys(controls))}"
     first = [f"{found.first} - {found.second}, {found.path}", f"  {trip}; {connections}"]
-    return "\n".join([*first, *lines, *(f"  {note}" for note in notes(found))])
+    return "\n".join([*first, *lines, *(f"  {note}" for note in list_warnings(found))])
 
 
-def notes(found: LinkMeasurement) -> list[str]:
-    """Warnings of a measurement: clock offsets, reconnections, different versions."""
+def list_warnings(found: LinkMeasurement) -> list[str]:
+    """Warnings on what a measurement shows: a clock offset, reconnections, versions that differ."""
     lines = []
     if abs(found.clock) > _CLOCK_SECONDS:
         late = "ahead of" if found.clock > 0 else "behind"
         lines.append(f"the clock of {found.second} is {abs(found.clock):.1f} s {late} the clock of {found.first}")
     if found.broken:
-        lines.append(f"the connection broke {found.broken} times during the measurement")
+        times = "once" if found.broken == 1 else f"{found.broken} times"
+        lines.append(f"the connection broke {times} during the measurement")
     sheets = [found.sheets.get(worker, {}) for worker in (found.first, found.second)]
     for name, versions in find_differences(*sheets).items():
         first, second = map(escape_foreign_text, versions)

@@ -87,12 +87,12 @@ def limit_workers(
     >>> [sorted(limit_workers(everyone, everyone, everyone, one, own=own)) for own in ([], ["gpu/1"])]
     [['gpu/0'], ['gpu/0', 'gpu/1']]
     """
-    found: set[str] = set()
+    limited: set[str] = set()
     for cluster in dict.fromkeys(map(cluster_of, everyone)):
         before, after = list_members(running, cluster), list_members(chosen, cluster)
         allowed = limits.get(cluster, Elastic(len(before), len(before)))
         if len(after) < allowed.least or (anchor in before and anchor not in after):
             after = list_members({*before, *after}, cluster)
         kept = sorted(after, key=lambda worker: (worker in own, worker not in before))[: allowed.most]
-        found |= {*kept, *(set(after).intersection(own) if not set(kept).intersection(own) else ())}
-    return frozenset(found)
+        limited |= {*kept, *(set(after).intersection(own) if not set(kept).intersection(own) else ())}
+    return frozenset(limited)

@@ -29,12 +29,12 @@ ANY = "127.0.0.1:0"
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
-    """The command line's request for a placement; `local` returns whether a host is this one."""
+    """The command line's request for a placement; `is_local` returns whether a host is this one."""
 
     cluster: str | None = None
     worker: int | None = None
     port: int = PORT
-    local: Callable[[str], bool] = lambda host: False
+    is_local: Callable[[str], bool] = lambda host: False
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,12 @@ def choose_cluster(config: Config, request: PlacementRequest) -> str:
 
 
 def select_worker(
-    cluster: str, request: PlacementRequest, count: int, otherwise: int | None, *, variables: str = ""
+    cluster: str, request: PlacementRequest, count: int, default: int | None, *, variables: str = ""
 ) -> int:
-    """The index of the requested worker in a cluster, otherwise the one of the environment variables in `variables`."""
-    number = request.worker if request.worker is not None else otherwise
+    """The index of the requested worker in a cluster of `count` workers, or the `default`, which the environment gives.
+    For the error, `variables` are the environment variables from which that is known, with their values.
+    """
+    number = request.worker if request.worker is not None else default
     if number is None or not 0 <= number < count:
         what = f"cluster {cluster!r} has no worker {number}"
         what = "cannot determine which worker this is" if number is None else what
@@ -107,7 +109,7 @@ def select_worker(
 
 
 def add_other_clusters(config: Config, cluster: str, own: Mapping[str, str]) -> dict[str, str]:
-    """Combine the discovered addresses of a cluster's workers with the configured addresses of all others."""
+    """The addresses of all workers: `own` are those of the cluster's workers, those of others are configured."""
     found: dict[str, str] = {}
     for each in config.clusters.values():
         if each.name == cluster:
@@ -124,7 +126,7 @@ def add_other_clusters(config: Config, cluster: str, own: Mapping[str, str]) -> 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def place_all_workers(config: Config, clusters: Sequence[str], local: Callable[[str], bool]) -> Placement:
+def place_all_workers(config: Config, clusters: Sequence[str], is_local: Callable[[str], bool]) -> Placement:
     """All workers of the config's clusters, or one of each cluster that is named.
 
     An address of another machine is replaced by a local one with a free port.
@@ -142,7 +144,7 @@ def place_all_workers(config: Config, clusters: Sequence[str], local: Callable[[
     for cluster in known.values():
         given = [worker.address for worker in cluster.workers] or [ANY]
         addresses |= {
-            f"{cluster.name}/{number}": each if local(host_of(each)) else ANY for number, each in enumerate(given)
+            f"{cluster.name}/{number}": each if is_local(host_of(each)) else ANY for number, each in enumerate(given)
         }
     return Placement(tuple(addresses), addresses)
 

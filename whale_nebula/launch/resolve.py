@@ -40,7 +40,7 @@ def from_localhost(config: Config, environ: Mapping[str, str], request: Placemen
 
 
 _NUMBERS = ("JOBSET_JOB_INDEX", "JOB_COMPLETION_INDEX", "JOBSET_REPLICAS", "JOBSET_PODS")
-NEEDED = ("JOBSET_NAME", "JOBSET_REPLICATED_JOB", "JOBSET_JOB_INDEX", "JOB_COMPLETION_INDEX")
+JOBSET_VARIABLES = ("JOBSET_NAME", "JOBSET_REPLICATED_JOB", "JOBSET_JOB_INDEX", "JOB_COMPLETION_INDEX")
 
 
 def from_jobset(config: Config, environ: Mapping[str, str], request: PlacementRequest) -> Placement | Declined:
@@ -52,7 +52,7 @@ def from_jobset(config: Config, environ: Mapping[str, str], request: PlacementRe
     >>> from_jobset(Config(), {**environ, "JOB_COMPLETION_INDEX": "1"}, PlacementRequest(cluster="gpu"))
     Placement(here=('gpu/1',), addresses={'gpu/0': 'a-w-0-0.a:7101', 'gpu/1': 'a-w-0-1.a:7101'})
     """
-    missing = [name for name in NEEDED if not environ.get(name)]
+    missing = [name for name in JOBSET_VARIABLES if not environ.get(name)]
     if "JOBSET_NAME" in missing:
         return Declined("JOBSET_NAME is not set")
     if missing:
@@ -74,15 +74,16 @@ def from_jobset(config: Config, environ: Mapping[str, str], request: PlacementRe
     return Placement((f"{cluster}/{number}",), add_other_clusters(config, cluster, own))
 
 
-def _read_index(environ: Mapping[str, str], name: str, otherwise: int = 0) -> int:
-    text = environ.get(name) or str(otherwise)
+def _read_index(environ: Mapping[str, str], name: str, default: int = 0) -> int:
+    text = environ.get(name) or str(default)
     if not text.isdecimal() or int(text) > 100_000:
-        raise ConfigError(f"{name}={text!r} is not a Kubernetes index", where=name, mend=f"{name}={otherwise}")
+        raise ConfigError(f"{name}={text!r} is not a Kubernetes index", where=name, mend=f"{name}={default}")
     return int(text)
 
 
 def from_config(config: Config, environ: Mapping[str, str], request: PlacementRequest) -> Placement | Declined:
-    """Start the requested worker; by default those of the cluster whose addresses belong to this host.
+    """The workers that the config lists: of this cluster the requested one starts here, by default those whose
+    addresses belong to this host.
 
     >>> from whale_nebula.config import load
     >>> config = load({"clusters": {"gpu": {"workers": ["a:7101"]}, "npu": {"workers": ["b:7101"]}}})
@@ -104,7 +105,7 @@ def _list_local(cluster: Cluster, request: PlacementRequest) -> list[int]:
     count = len(cluster.workers)
     if request.worker is not None or count == 1:
         return [select_worker(cluster.name, request, count, 0)]
-    found = [number for number, worker in enumerate(cluster.workers) if request.local(host_of(worker.address))]
+    found = [number for number, worker in enumerate(cluster.workers) if request.is_local(host_of(worker.address))]
     if not found:
         why = f"none of {', '.join(worker.address for worker in cluster.workers)} is an address of this host"
         mend = f"--worker 0 ... --worker {count - 1}"
@@ -260,7 +261,7 @@ def from_slurm(config: Config, environ: Mapping[str, str], request: PlacementReq
     cluster = choose_cluster(config, request)
     addresses = [
         f"{node}:{request.port + number}"
-        for node, count in zip(*_read_layout(listed, environ), strict=True)
+        for node, count in zip(*_read_nodes(listed, environ), strict=True)
         for number in range(count)
     ]
     if "SLURM_STEP_NODELIST" not in environ and len(addresses) > 1 and request.worker is None:
@@ -273,7 +274,7 @@ def from_slurm(config: Config, environ: Mapping[str, str], request: PlacementReq
     return Placement((f"{cluster}/{number}",), add_other_clusters(config, cluster, own))
 
 
-def _read_layout(listed: str, environ: Mapping[str, str]) -> tuple[list[str], list[int]]:
+def _read_nodes(listed: str, environ: Mapping[str, str]) -> tuple[list[str], list[int]]:
     """The nodes with their numbers of tasks, by default 1."""
     names = expand_node_list(listed)
     text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE")
@@ -302,7 +303,7 @@ class Resolved(NamedTuple):
     declined: Mapping[str, str]
 
     def explain(self) -> str:
-        """The same as lines of text.
+        """A line on each resolver that was tried, and whether it has found the placement.
 
         >>> print(resolve(Config(), {}, PlacementRequest()).explain())
         config: no, no config is given

@@ -33,9 +33,9 @@ from whale_nebula.launch.worker_exit import EXIT_TEMPFAIL, find_last_error_line
 class Failure:
     """The worker that failed first in a job and how, in words.
 
-    `recurring` is the code of an error of any worker that a restart would repeat, if there was one. `ways` are all
-    workers that failed by themselves and how, without numbers, which vary between failures; workers that only lost
-    another one are not among them. `trained` is how long the job had trained in seconds, None if it took no step, and
+    `recurring` is the code of an error of any worker that a restart would repeat, if there was one. `signatures` are
+    texts of all workers that failed by themselves and how, without numbers, which vary between failures; workers that
+    only lost another one have none. `trained` is how long the job had trained in seconds, None if it took no step, and
     `saved` the newest step saved by then; `lost` are the workers that were missed, if any, and `follows` means that the
     worker has failed because another one had.
 
@@ -46,7 +46,7 @@ class Failure:
     worker: str
     description: str
     recurring: str = ""
-    ways: frozenset[str] = frozenset()
+    signatures: frozenset[str] = frozenset()
     trained: float | None = None
     saved: int | None = None
     lost: frozenset[str] = frozenset()
@@ -64,11 +64,11 @@ def find_failure(result: Result) -> Failure | None:
     failed = [outcome for outcome in result.outcomes.values() if outcome.code not in (0, EXIT_TEMPFAIL)]
     codes = (code for outcome in failed for code in (outcome.status.error, outcome.status.cause))
     recurring = AccountError.code if result.excess else next((code for code in codes if code in RECURRING), "")
-    ways = frozenset(_describe_way(result, each) for each in failed if _fails_itself(result, each, first))
+    signatures = frozenset(_describe_signature(result, each) for each in failed if _fails_itself(result, each, first))
     lost = frozenset(next((outcome.status.lost for outcome in (first, *failed) if outcome.status.lost), ()))
     follows = first.status.error in (*_LOST_PEER_CODES, RemoteFailureError.code)
     return Failure(
-        first.worker, describe_exit(result, first), recurring, ways, result.trained, result.saved, lost, follows
+        first.worker, describe_exit(result, first), recurring, signatures, result.trained, result.saved, lost, follows
     )
 
 
@@ -78,7 +78,7 @@ def _fails_itself(result: Result, outcome: Outcome, first: Outcome) -> bool:
     return not by_signal and outcome.status.error not in _LOST_PEER_CODES
 
 
-def _describe_way(result: Result, outcome: Outcome) -> str:
+def _describe_signature(result: Result, outcome: Outcome) -> str:
     return f"{outcome.worker}: {re.sub(r'0x[0-9a-f]+|[0-9]+', '#', describe_exit(result, outcome))}"
 
 
@@ -89,9 +89,9 @@ def find_first_failed(result: Result) -> Outcome | None:
     """
     if result.culprit is None:
         return None
-    word = find_last_error_line(result.outcomes[result.culprit].err)
+    line = find_last_error_line(result.outcomes[result.culprit].err)
     failed = [name for name, outcome in result.outcomes.items() if outcome.code > 0 and outcome.code != EXIT_TEMPFAIL]
-    named = (name for name in failed if word.startswith(f"{RemoteFailureError.code} worker '{name}' failed: "))
+    named = (name for name in failed if line.startswith(f"{RemoteFailureError.code} worker '{name}' failed: "))
     return result.outcomes[next(named, result.culprit)]
 
 
@@ -104,8 +104,8 @@ def describe_exit(result: Result, outcome: Outcome) -> str:
     if outcome.code < 0:
         known = -outcome.code in list(signal.Signals)
         return f"ended by {signal.Signals(-outcome.code).name if known else f'signal {-outcome.code}'}"
-    word = find_last_error_line(outcome.err)
-    return f"exit code {outcome.code}" + (f": {word}" if word else "")
+    line = find_last_error_line(outcome.err)
+    return f"exit code {outcome.code}" + (f": {line}" if line else "")
 
 
 def _list_recurring(kind: type[NebulaError]) -> Iterator[str]:
@@ -128,8 +128,8 @@ MOST_WAIT_SECONDS = 60.0
 
 
 class Verdict(NamedTuple):
-    """Decision on a restart: `should_restart`, then after `wait` seconds as restart `number`; otherwise the
-    reason `why` not, which is empty if no restarts were configured.
+    """Decision on a restart: `should_restart`, then after `wait` seconds as restart `number`; otherwise the reason
+    `why` not, which is empty if no restarts were configured, and whether all of them were `used_up`.
     """
 
     should_restart: bool
@@ -141,13 +141,12 @@ class Verdict(NamedTuple):
 
 class RestartPolicy:
     """Restart policy with exponential backoff: at most a minute and half the `patience` of the workers, so that those
-    of other launchers still wait. A start with progress resets the count: if a newer step was saved, on a disk or in
-    memory.
+    of other launchers still wait. A start that made progress resets the count.
 
-    >>> rule, killed = RestartPolicy(Restarts(most=3)), Failure("npu/0", "ended by SIGKILL", trained=3.0)
-    >>> [rule.decide(killed).wait for _ in range(3)], rule.decide(killed).why
+    >>> policy, killed = RestartPolicy(Restarts(most=3)), Failure("npu/0", "ended by SIGKILL", trained=3.0)
+    >>> [policy.decide(killed).wait for _ in range(3)], policy.decide(killed).why
     ([1.0, 2.0, 4.0], 'no restarts left: 3 of 3 were used')
-    >>> rule.decide(Failure("npu/0", "exit code 1: NB-500 no", recurring="NB-500")).why
+    >>> policy.decide(Failure("npu/0", "exit code 1: NB-500 no", recurring="NB-500")).why
     'not restarted: NB-500 would recur'
     """
 
@@ -156,7 +155,7 @@ class RestartPolicy:
         self._longest = min(MOST_WAIT_SECONDS, patience / 2)
         self._restarts_made = 0
         self._saved = -1
-        self._early: frozenset[str] = frozenset()
+        self._early_signatures: frozenset[str] = frozenset()
 
     def decide(self, failure: Failure, *, has_other_workers: bool = False) -> Verdict:
         """Decide on a failure and count it; `has_other_workers` means that the next start has other workers."""
@@ -165,7 +164,7 @@ class RestartPolicy:
             self._restarts_made = 0
         self._saved = max(self._saved, -1 if failure.saved is None else failure.saved)
         if has_other_workers:
-            self._early = frozenset()
+            self._early_signatures = frozenset()
         if not most:
             return Verdict(False)
         if failure.recurring:
@@ -174,7 +173,7 @@ class RestartPolicy:
             return Verdict(False, why="not restarted: the same failure occurred twice before the first step")
         if self._restarts_made >= most:
             return Verdict(False, why=f"no restarts left: {self._restarts_made} of {most} were used", used_up=True)
-        wait = min(self.allowed.wait * 2.0**self._restarts_made, self._longest)
+        wait = self.allowed.find_delay(self._restarts_made, self._longest)
         self._restarts_made += 1
         return Verdict(True, wait, self._restarts_made)
 
@@ -184,20 +183,20 @@ class RestartPolicy:
         return (saved is not None and saved > self._saved) or (trained is not None and trained >= LONG_SECONDS)
 
     def _is_repeated(self, failure: Failure) -> bool:
-        """Whether a worker failed before its first step as it did the last time. One that only lost a connection to
-        another worker may be restarted.
+        """Whether a worker failed before the first step as it did the last time, by the signatures of failures. Those
+        of workers that only lost another worker do not count.
         """
         if failure.trained is not None:
-            self._early = frozenset()
+            self._early_signatures = frozenset()
             return False
-        before, self._early = self._early, failure.ways or self._early
-        return bool(before & failure.ways)
+        before, self._early_signatures = self._early_signatures, failure.signatures or self._early_signatures
+        return bool(before & failure.signatures)
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How the last start (`epoch`) ended. If the run failed, `why` is the reason why it is not restarted, and `first`
-    how the first start failed, if there were several.
+class RunEnd:
+    """How a run ended in this launcher: the result of the last start, its `epoch`, and, if it failed, the reason `why`
+    it is not restarted, how the `first` start failed, if there were several, and whether all restarts were `used_up`.
     """
 
     result: Result
@@ -210,29 +209,29 @@ class Ended:
 class Attempts:
     """Starts a job, and restarts it as long as the policy allows.
 
-    `start` starts the job of an epoch; `rest` waits so many seconds, and returns whether to continue; `is_stopped`
+    `start` starts the job of an epoch; `wait` waits for some seconds, and returns whether to continue; `is_stopped`
     returns whether the end was requested; `report` is called with a line on each failure that is followed by a restart.
-    `changes` returns in words why a changed set of workers is started at once, or ""; `is_left` whether no more workers
-    are to be started here. `note_failure` is called with each failure, and whether that start got further than those
-    before; it returns a line if the next start has other workers.
+    `describe_change` returns in words why a changed set of workers is started at once, or ""; `is_leaving` whether no
+    more workers are to be started here. `note_failure` is called with each failure, and whether that start made
+    progress; it returns a line if the next start has other workers.
     """
 
     def __init__(
         self,
-        rule: RestartPolicy,
+        policy: RestartPolicy,
         start: Callable[[int], AbstractContextManager[Job]],
         *,
-        rest: Callable[[float], bool],
+        wait: Callable[[float], bool],
         is_stopped: Callable[[], bool],
         report: Callable[[str], None],
-        changes: Callable[[Result], str] = lambda result: "",
-        is_left: Callable[[], bool] = lambda: False,
+        describe_change: Callable[[Result], str] = lambda result: "",
+        is_leaving: Callable[[], bool] = lambda: False,
         note_failure: Callable[[Failure, bool], str] = lambda failure, progressed: "",
     ) -> None:
-        self._rule, self._start, self._rest, self._is_stopped, self._report = rule, start, rest, is_stopped, report
-        self._changes, self._is_left, self._note_failure = changes, is_left, note_failure
+        self._policy, self._start, self._wait, self._is_stopped, self._report = policy, start, wait, is_stopped, report
+        self._describe_change, self._is_leaving, self._note_failure = describe_change, is_leaving, note_failure
 
-    def run(self, patience: float) -> Ended:
+    def run(self, patience: float) -> RunEnd:
         """Wait until the end of the last start."""
         epoch, first = 0, None
         while True:
@@ -241,23 +240,23 @@ class Attempts:
             joined = [outcome.status.epoch for outcome in result.outcomes.values()]
             epoch = max([epoch, *(each for each in joined if each is not None)])
             failure = find_failure(result)
-            changed = "" if self._is_stopped() else self._changes(result)
-            if changed and self._is_left():
-                self._report(changed)
-                return Ended(result, epoch)
-            if changed:
+            change = "" if self._is_stopped() else self._describe_change(result)
+            if change and self._is_leaving():
+                self._report(change)
+                return RunEnd(result, epoch)
+            if change:
                 epoch += 1
-                self._report(f"{f'{failure}; ' if failure else ''}{changed}, as epoch {epoch}")
+                self._report(f"{f'{failure}; ' if failure else ''}{change}, as epoch {epoch}")
                 continue
             if failure is None or self._is_stopped():
-                return Ended(result, epoch)
-            lost = self._note_failure(failure, self._rule.made_progress(failure))
-            verdict = self._rule.decide(failure, has_other_workers=bool(lost))
+                return RunEnd(result, epoch)
+            exclusion = self._note_failure(failure, self._policy.made_progress(failure))
+            verdict = self._policy.decide(failure, has_other_workers=bool(exclusion))
             if not verdict.should_restart:
-                return Ended(result, epoch, verdict.why, first, verdict.used_up)
+                return RunEnd(result, epoch, verdict.why, first, verdict.used_up)
             first = first or failure
             epoch += 1
-            restart = f"restart {verdict.number} of {self._rule.allowed.most}"
+            restart = f"restart {verdict.number} of {self._policy.allowed.most}"
             self._report(f"{failure}; {restart} begins after {verdict.wait:g} s, as epoch {epoch}")
             for other in result.outcomes.values():
                 if (
@@ -266,7 +265,7 @@ class Attempts:
                     and find_last_error_line(other.err)
                 ):
                     self._report(f"worker {other.worker} ended afterwards: {describe_exit(result, other)}")
-            if lost:
-                self._report(lost)
-            if not self._rest(verdict.wait):
-                return Ended(result, epoch - 1)
+            if exclusion:
+                self._report(exclusion)
+            if not self._wait(verdict.wait):
+                return RunEnd(result, epoch - 1)

@@ -19,7 +19,9 @@ from typing import Any
 
 
 def seed_all(seed: int) -> None:
-    """Do what `keras.utils.set_random_seed` does: at once for loaded libraries, for others once they are loaded."""
+    """Seed the random generators of Python, NumPy, TensorFlow and Keras, like `keras.utils.set_random_seed`: those of
+    loaded libraries at once, others once they are loaded.
+    """
     random.seed(seed)
     call_when_loaded("numpy", lambda: importlib.import_module("numpy").random.seed(seed))
     call_when_loaded("keras", lambda: _seed_keras(seed))
@@ -38,23 +40,22 @@ def keep_generators() -> Iterator[None]:
     >>> drawn == first == random.random()
     True
     """
-    drawn = random.getstate()
-    numpy = sys.modules.get("numpy")
-    states = None if numpy is None else numpy.random.get_state()
+    python_state, numpy = random.getstate(), sys.modules.get("numpy")
+    numpy_state = None if numpy is None else numpy.random.get_state()
     try:
         yield
     finally:
-        random.setstate(drawn)
+        random.setstate(python_state)
         if numpy is not None:
-            numpy.random.set_state(states)
+            numpy.random.set_state(numpy_state)
 
 
 def _seed_keras(seed: int) -> None:
     """Seed TensorFlow and Keras, but not NumPy, which a script may have seeded meanwhile."""
-    drawn = importlib.import_module("numpy").random
-    numpy = drawn.get_state()
+    generator = importlib.import_module("numpy").random
+    state = generator.get_state()
     importlib.import_module("keras").utils.set_random_seed(seed)
-    drawn.set_state(numpy)
+    generator.set_state(state)
 
 
 def call_when_loaded(name: str, do: Callable[[], object]) -> None:
@@ -70,7 +71,9 @@ def call_when_loaded(name: str, do: Callable[[], object]) -> None:
 
 
 def call_before_load(name: str, do: Callable[[], object]) -> None:
-    """Call a function before a module is loaded, and whenever its spec is searched before; not if it is loaded."""
+    """Call a function whenever the spec of a module is searched, the last time right before the module is loaded; never
+    if it is loaded already.
+    """
     sys.meta_path.insert(0, _SearchHook(name, do))
 
 
@@ -127,7 +130,7 @@ class _NotifyingLoader(Loader):
     def exec_module(self, module: ModuleType) -> None:
         if module.__spec__ is not None:
             module.__spec__.loader = module.__loader__ = self._loader  # for code that asks the module for its files
-        drawn = random.getstate()  # loading draws an unspecified number of random numbers
+        state = random.getstate()  # loading draws an unspecified number of random numbers
         self._loader.exec_module(module)
         self._do()
-        random.setstate(drawn)
+        random.setstate(state)

@@ -31,32 +31,34 @@ class Command(NamedTuple):
     cwd: str | os.PathLike[str] | None = None
 
     def resolve(self) -> tuple[object, ...]:
-        """The command with the whole environment and folder that a process gets now."""
+        """The arguments, the whole environment and the folder with which a process would start now."""
         return tuple(self.argv), {**os.environ, **(self.env or {})}, os.fspath(self.cwd or os.getcwd())
 
 
 class _Standby(NamedTuple):
+    """A standby process, with the command by which it was started."""
+
     command: tuple[object, ...]
     process: subprocess.Popen[bytes]
-    line: socket.socket
+    connection: socket.socket
 
     def send(self, identity: Identity) -> bool:
-        """Send the identity with its descriptors; returns whether the process is alive."""
+        """Send the identity with its descriptors; returns whether that succeeded."""
         if self.process.poll() is None:
-            with contextlib.suppress(OSError), self.line:
-                socket.send_fds(self.line, [b"!"], identity.descriptors)
-                self.line.sendall(f"{identity.to_json()}\n".encode())
+            with contextlib.suppress(OSError), self.connection:
+                socket.send_fds(self.connection, [b"!"], identity.descriptors)
+                self.connection.sendall(f"{identity.to_json()}\n".encode())
                 return True
         return False
 
     def end(self) -> None:
-        self.line.close()
+        self.connection.close()
         self.process.kill()
         self.process.communicate()
 
 
 class Standbys:
-    """The standby processes for these workers. If there can be none, `notice` is called with a line that says why."""
+    """The standby processes for these workers. If the script permits none, `notice` is called with the reason."""
 
     def __init__(self, workers: Sequence[str], notice: Callable[[str], None]) -> None:
         self._workers, self._notice = tuple(workers), notice
@@ -94,18 +96,18 @@ class Standbys:
         if not self._workers:
             yield
             return
-        over = threading.Event()
-        thread = threading.Thread(target=self._start_missing, args=(job, over), name="nebula-standby", daemon=True)
+        ended = threading.Event()
+        thread = threading.Thread(target=self._start_missing, args=(job, ended), name="nebula-standby", daemon=True)
         thread.start()
         try:
             yield
         finally:
-            over.set()
+            ended.set()
             thread.join()
 
-    def _start_missing(self, job: Job, over: threading.Event) -> None:
+    def _start_missing(self, job: Job, ended: threading.Event) -> None:
         while (names := job.changed_variables) is None:
-            if over.wait(_LOOK_SECONDS):
+            if ended.wait(_LOOK_SECONDS):
                 return
         if names:
             self._notice(
@@ -114,11 +116,11 @@ class Standbys:
             )
             self._workers = ()
         for worker in self._workers:
-            if worker not in self._waiting and self._command is not None and not over.is_set():
+            if worker not in self._waiting and self._command is not None and not ended.is_set():
                 standby = self._waiting[worker] = self._start_standby(worker, self._command)
-                while not over.is_set():
+                while not ended.is_set():
                     with contextlib.suppress(TimeoutError):
-                        standby.line.recv(1)  # it is ready, or has ended
+                        standby.connection.recv(1)  # it is ready, or has ended
                         break
 
     def _start_standby(self, worker: str, command: Command) -> _Standby:

@@ -26,18 +26,18 @@ from whale_nebula.security.tenant import Tenant, check_disk_limit, open_home
 
 
 class OtherStarts(NamedTuple):
-    """The workers of the other starts, and whether one of these began later."""
+    """The process ids of the workers of the other starts, and whether one of these began later."""
 
     workers: frozenset[int] = frozenset()
     later: bool = False
 
 
-class Starts:
-    """One start, recorded next to the others in a folder of the account.
+class StartRecord:
+    """The record of a start of an account's workers: a file with their process ids, next to those of its other starts.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     one, other = Starts(Path(folder)), Starts(Path(folder))
+    ...     one, other = StartRecord(Path(folder)), StartRecord(Path(folder))
     ...     other.note({7, 8})
     ...     found = one.find_others(), other.find_others()
     ...     other.close()
@@ -59,7 +59,7 @@ class Starts:
         self._noted: frozenset[int] = frozenset()
 
     def note(self, workers: Collection[int]) -> None:
-        """Record the current processes of this start."""
+        """Write the process ids of this start's workers, if they have changed."""
         if self._noted != frozenset(workers):
             self._noted = frozenset(workers)
             text = "".join(f"{each}\n" for each in sorted(workers)).encode()
@@ -101,8 +101,8 @@ _SHARED = re.compile(r"^(?:Pss_Anon|Pss_Shmem):\s+(\d+)", re.MULTILINE)
 _THREADS = re.compile(r"^Threads:\s+(\d+)", re.MULTILINE)
 
 
-def find_hierarchy() -> Path | None:
-    """The mount point of control groups of version 2 on this host."""
+def find_cgroup_root() -> Path | None:
+    """The mount point of control groups of version 2 on this host; None if there is none."""
     with contextlib.suppress(OSError):
         for line in (PROC / "self/mounts").read_text().splitlines():
             _, place, kind, *_ = line.split(" ")
@@ -112,13 +112,14 @@ def find_hierarchy() -> Path | None:
 
 
 class Limits:
-    """Resource limits of an account on this host, shared by all its `starts`. `enforced_limits` are those that its
-    control group enforces, in the hierarchy at `root`; some of the others are polled.
+    """Resource limits of an account on this host, shared by all its starts; `start` is the record of this one.
+    `enforced_limits` are those that its control group enforces, in the hierarchy at `root`; some of the others are
+    polled.
     """
 
-    def __init__(self, tenant: Tenant, root: Path | None, starts: Starts | None = None) -> None:
+    def __init__(self, tenant: Tenant, root: Path | None, start: StartRecord | None = None) -> None:
         self.tenant = tenant
-        self._root, self._starts, self._wait_polls = root, starts, 0
+        self._root, self._start, self._wait_polls = root, start, 0
         self._other_processes: frozenset[int] = frozenset()
         self._has_later_start = False
         self.limit_names = [name for name in _CONTROLLERS if name in tenant.allowance.limits]
@@ -217,8 +218,8 @@ class Limits:
         """Remove the group, unless another start of the account is in it."""
         if self.group is not None:
             _remove_group(self.group)
-        if self._starts is not None:
-            self._starts.close()
+        if self._start is not None:
+            self._start.close()
 
     # ------------------------------------------------------------------ polled limits
     def find_excess(self, workers: Collection[int]) -> str:
@@ -246,9 +247,9 @@ class Limits:
         now = time.monotonic()
         if now < self._next_scan:
             return
-        if self._starts is not None:
-            self._starts.note(workers)
-            others, self._has_later_start = self._starts.find_others()
+        if self._start is not None:
+            self._start.note(workers)
+            others, self._has_later_start = self._start.find_others()
             self._other_processes = frozenset(_find_processes(others)) if others else others
         self._own_processes = frozenset(_find_processes(workers))
         taken = time.monotonic() - now
@@ -260,10 +261,10 @@ class Limits:
             count = sum(int(found[1]) for text in statuses.values() if (found := _THREADS.search(text)))
             if count > limits["processes"]:
                 return self._describe("processes", f"have {count}")
-        if "memory" in polled_limits and _sum_kib(statuses.values(), _MAPPED) > limits["memory"]:
+        if "memory" in polled_limits and _sum_bytes(statuses.values(), _MAPPED) > limits["memory"]:
             exact = dict(_read_all(statuses, "smaps_rollup"))  # slower; a process can make it unreadable
             hidden = [text for each, text in statuses.items() if each not in exact]
-            used = _sum_kib(exact.values(), _SHARED) + _sum_kib(hidden, _MAPPED)
+            used = _sum_bytes(exact.values(), _SHARED) + _sum_bytes(hidden, _MAPPED)
             if used > limits["memory"]:
                 return self._describe("memory", f"use {format_bytes(used)}")
         return ""
@@ -338,7 +339,7 @@ def _read_all(processes: Collection[int], name: str) -> Iterator[tuple[int, str]
             yield process, (PROC / str(process) / name).read_text("utf-8", "replace")
 
 
-def _sum_kib(texts: Collection[str], line: re.Pattern[str]) -> int:
+def _sum_bytes(texts: Collection[str], line: re.Pattern[str]) -> int:
     return sum(int(found) << 10 for text in texts for found in line.findall(text))
 
 
@@ -394,14 +395,16 @@ def open_tenancy(
     security: Mapping[str, Files],
     report: Callable[[str], None],
 ) -> Iterator[Tenancy | None]:
-    """Open the resources of an account, and `report` the missing isolation; None for a run without an account."""
+    """Context with the resources of an account, None for a run without one; `report` is called with lines on its
+    folder, its limits and missing isolation.
+    """
     if tenant is None:
         yield None
         return
     home = open_home(base, tenant)
     credentials = Credentials.load(next(iter(security.values())))
     log = AuditLog(home / AUDIT / f"{credentials.identity.stem}.jsonl", credentials.identity, credentials)
-    limits = Limits(tenant, find_hierarchy(), Starts(home / STARTS))
+    limits = Limits(tenant, find_cgroup_root(), StartRecord(home / STARTS))
     try:
         try:
             check_disk_limit(tenant, [home])
@@ -423,7 +426,7 @@ def open_tenancy(
 
 
 def list_unisolated(home: Path, limits: Limits) -> Iterator[str]:
-    """Isolation that this account lacks on this host."""
+    """Sentences on the isolation that this account lacks on this host."""
     unheld = list(limits.list_unenforced())
     if unheld:
         yield f"{'; '.join(unheld)} (this user cannot create a version 2 control group)"

@@ -51,9 +51,10 @@ _COUNT = re.compile(r"([A-Za-z0-9][\w.-]*(?:/\d{1,9})?)=(\d{1,9})")
 
 
 class ExitAgreement:
-    """Agreement of the workers on leaving: whether this process was asked to, whether all have agreed, and the numbers
-    of workers with which the run continues (`counts` by cluster, and 0 or 1 by worker). `read_requested_counts` reads
-    those that the launcher requests.
+    """Agreement of the workers on leaving together: why this process was asked to leave (`exit_reason`), whether all
+    have agreed, and the numbers of workers with which the run continues (`counts` by cluster, and 0 or 1 by worker).
+    `read_requested_counts` reads those that the launcher requests; `on_first_step` is called once the first step is
+    over.
 
     >>> exit_agreement = ExitAgreement()
     >>> exit_agreement.begin_step()  # a step
@@ -67,7 +68,7 @@ class ExitAgreement:
 
     def __init__(self) -> None:
         self.exit_reason: str | None = None
-        self.on_first_step: Callable[[], None] | None = None  # called once the first step is over
+        self.on_first_step: Callable[[], None] | None = None
         self.counts: dict[str, int] = {}
         self.read_requested_counts: Callable[[], Mapping[str, int]] = dict
         self._available_counts: dict[str, int] = {}
@@ -76,7 +77,7 @@ class ExitAgreement:
 
     @property
     def is_agreed(self) -> bool:
-        """Whether all leave."""
+        """Whether all workers have agreed to leave."""
         return bool(self._agreed_reason)
 
     def request_exit(self, why: str) -> None:
@@ -161,12 +162,13 @@ _DEFAULT_HANDLERS: Mapping[signal.Signals, Any] = {
     signal.SIGTERM: signal.SIG_DFL,
     signal.SIGINT: signal.default_int_handler,
 }
-"""Python's handlers of the signals that may be heeded."""
+"""Python's own handlers of the signals for which `set_signal_handler` sets one."""
 
 
-def handle_signal(number: signal.Signals, request: Callable[[str], None]) -> bool:
-    """Let SIGTERM or SIGINT call `request` with its name, in this process; returns whether it does. A handler that the
-    user has set is kept. A forked process, such as one of a process pool, is ended by the signal.
+def set_signal_handler(number: signal.Signals, request: Callable[[str], None]) -> bool:
+    """Let SIGTERM or SIGINT call `request` with the signal's name; returns whether it does now. A handler that the user
+    has set is kept, and only the main thread can set one. A forked process, such as one of a process pool, is ended by
+    the signal.
     """
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(number) is not _DEFAULT_HANDLERS[number]:
@@ -176,8 +178,8 @@ def handle_signal(number: signal.Signals, request: Callable[[str], None]) -> boo
     return True
 
 
-def restore_signal(number: signal.Signals) -> None:
-    """Undo `handle_signal`, unless another handler was set since."""
+def restore_signal_handler(number: signal.Signals) -> None:
+    """Undo `set_signal_handler`, unless another handler was set since."""
     if isinstance(signal.getsignal(number), _SignalHandler):
         signal.signal(number, _DEFAULT_HANDLERS[number])
 
@@ -199,7 +201,7 @@ def _restore_handlers_in_forks() -> None:
 
     def restore() -> None:
         for number in _DEFAULT_HANDLERS:
-            restore_signal(number)
+            restore_signal_handler(number)
         forks.unblock_signals()
 
     os.register_at_fork(before=forks.block_signals, after_in_parent=forks.unblock_signals, after_in_child=restore)
@@ -272,10 +274,10 @@ def find_last_message(errors: str) -> str:
            it is
       mend: look
     """
-    word = find_last_error_line(errors)
+    last = find_last_error_line(errors)
     lines = errors.splitlines()
-    at = max((number for number, line in enumerate(lines) if line.strip().endswith(word)), default=len(lines))
-    return "\n".join([word, *takewhile(_CONTINUATION.match, lines[at + 1 :])])
+    at = max((number for number, line in enumerate(lines) if line.strip().endswith(last)), default=len(lines))
+    return "\n".join([last, *takewhile(_CONTINUATION.match, lines[at + 1 :])])
 
 
 def find_last_error_line(errors: str) -> str:
@@ -292,7 +294,7 @@ def find_last_error_line(errors: str) -> str:
 
 
 def is_same_cause(errors: str, other: str) -> bool:
-    r"""Whether the last word of a worker only repeats that of another worker.
+    r"""Whether the last error line of a worker only repeats that of another worker.
 
     The text was either received from that worker, without folders and truncated, or describes the same difference
     between two workers, in which each worker names itself first.
@@ -305,11 +307,9 @@ def is_same_cause(errors: str, other: str) -> bool:
     >>> is_same_cause("DataError: NB-220 /srv/es.txt is empty\n", "NB-302 worker 'gpu/0' failed: es.txt is empty\n")
     True
     """
-    words = [
-        find_last_error_line(each) for each in (errors, other)
-    ]  # without code, location and folders; "" if it is not ours
-    parts = [re.sub(r" \([^()]*\)$", "", word.partition(" ")[2]) if _CODE.match(word) else "" for word in words]
-    cause, other_cause = map(remove_folders, parts)
+    lines = map(find_last_error_line, (errors, other))
+    texts = [re.sub(r" \([^()]*\)$", "", line.partition(" ")[2]) if _CODE.match(line) else "" for line in lines]
+    cause, other_cause = map(remove_folders, texts)  # without code and location; "" if it is not one of our errors
     return bool(cause) and (cause[:_COMPARED] in other_cause or sorted(cause.split()) == sorted(other_cause.split()))
 
 

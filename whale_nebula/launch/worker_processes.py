@@ -25,24 +25,25 @@ from whale_nebula.security.files import Files
 
 @dataclass(frozen=True)
 class Output:
-    """Destination of the workers' output, whether lines are prefixed with the worker's name, and the worker that may
-    draw below.
+    """Destination of the workers' output: the `sinks` of standard output ("out") and standard error ("err"), those
+    whose lines begin with the worker's name, and the terminal on which workers may draw.
     """
 
     sinks: Mapping[str, Sink] = field(default_factory=lambda: {"out": Sink(1), "err": Sink(2)})
     labelled_sinks: frozenset[str] = frozenset()
-    board: TerminalScreen | None = None
+    terminal_screen: TerminalScreen | None = None
 
     def create_reader(self, worker: str, process: subprocess.Popen[bytes], picture: int | None) -> Reader:
         """A reader that forwards a worker's output and, from the pipe `picture`, its drawings."""
         relay = Relay(worker, process, self.sinks, dict.fromkeys(self.labelled_sinks, f"[{worker}] "))
-        if picture is None or self.board is None:
+        if picture is None or self.terminal_screen is None:
             return relay
-        return PictureReader(worker, relay, picture, self.board.screen)
+        return PictureReader(worker, relay, picture, self.terminal_screen.screen)
 
 
 def derive_seed(config: Config) -> int:
-    """The seed of every process, derived from the run's name, as hosts cannot communicate yet.
+    """The seed that launchers set in every worker: that of the config, otherwise one derived from the run's name, as
+    hosts cannot communicate yet.
 
     >>> derive_seed(Config(seed=7)), derive_seed(Config(run="mt")) == derive_seed(Config(run="mt"))
     (7, True)
@@ -79,18 +80,18 @@ def create_identities(
             gateway=config.gateway_of(cluster_of(worker)) if gateways else None,
             patience=config.patience,
             config=None if path is None else os.path.abspath(path),
-            device=_device(config, worker),
+            device=_find_device(config, worker),
             **common_fields,
         )
         for worker in placement.here
     }
 
 
-def _device(config: Config, worker: str) -> str | None:
+def _find_device(config: Config, worker: str) -> str | None:
     """The configured device of a worker, by its cluster and its index there."""
     cluster, _, number = worker.rpartition("/")
     found = config.clusters.get(cluster)
-    listed = found.workers[int(number) : int(number) + 1] if found is not None and number.isdigit() else ()
+    listed = found.workers[int(number) : int(number) + 1] if found is not None and number.isdecimal() else ()
     return listed[0].device if listed else None
 
 
@@ -130,21 +131,24 @@ def start_workers(
     start_process: Callable[..., subprocess.Popen[bytes]] | None = None,
     enforcer: LimitEnforcer | None = None,
 ) -> Job:
-    """Start a process for each of these workers. `argv`, `env` and `cwd` are those of `spawn`; `epoch` counts earlier
-    starts; `start_process` does what `start` does otherwise; the `enforcer` enforces limits.
+    """Start a process for each of these workers. `argv`, `env` and `cwd` are those of `spawn`; `epoch` is the number of
+    earlier starts; `start_process` replaces `start`; `notice` is called with a line on each worker that is killed; the
+    `enforcer` enforces limits. `silence` and `ending` are the seconds of `HeartbeatMonitor`.
     """
     output = output or Output()
     processes: dict[str, subprocess.Popen[bytes]] = {}
-    pulses: dict[str, int] = {}
+    heartbeat_pipes: dict[str, int] = {}
     pictures: dict[str, int] = {}
-    terminal = None if output.board is None else output.board.fd
-    leash, hold = os.pipe()
+    terminal = None if output.terminal_screen is None else output.terminal_screen.fd
+    launcher_pipe, held_end = os.pipe()
     try:
         for worker, identity in workers.items():
             drawn = contextlib.nullcontext() if terminal is None else _open_pipe(worker, pictures)
-            with _open_pipe(worker, pulses) as pulse, drawn as picture:
-                attached = replace(identity, leash=leash, launcher=os.getpid(), pulse=pulse, epoch=epoch)
-                attached = replace(attached, drawing=picture, terminal=terminal)
+            with _open_pipe(worker, heartbeat_pipes) as heartbeat_pipe, drawn as picture:
+                attached = replace(
+                    identity, launcher=os.getpid(), epoch=epoch, launcher_pipe=launcher_pipe,
+                    heartbeat_pipe=heartbeat_pipe, drawing=picture, terminal=terminal,
+                )  # fmt: skip
                 processes[worker] = (start_process or start)(argv, attached, env, cwd)
                 if enforcer is not None:
                     enforcer.admit(processes[worker].pid)
@@ -152,17 +156,18 @@ def start_workers(
             each: output.create_reader(each, process, pictures.pop(each, None)) for each, process in processes.items()
         }
         return Job(
-            processes, hold, readers, pulses=pulses, silence=silence, ending=ending, notice=notice, enforcer=enforcer
-        )
+            processes, held_end, readers, heartbeat_pipes=heartbeat_pipes, silence=silence, ending=ending,
+            notice=notice, enforcer=enforcer,
+        )  # fmt: skip
     except BaseException:
-        for fd in (hold, *pulses.values(), *pictures.values()):
+        for fd in (held_end, *heartbeat_pipes.values(), *pictures.values()):
             os.close(fd)
         for process in processes.values():
             process.kill()
             process.communicate()
         raise
     finally:
-        os.close(leash)
+        os.close(launcher_pipe)
 
 
 @contextlib.contextmanager
@@ -227,7 +232,7 @@ def spawn(
         security = stack.enter_context(gateway_processes.issue_for_run(config, owners))
         if gateways:
             stack.enter_context(gateway_processes.run_gateways(config, placement, security))
-        worker_identities = create_identities(placement, config, security, everywhere=True)
+        worker_identities = create_identities(placement, config, security, has_one_launcher=True)
         yield stack.enter_context(
             start_workers(argv, worker_identities, output=EchoedOutput(echo=echo), silence=silence, env=env, cwd=cwd)
         )

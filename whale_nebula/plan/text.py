@@ -143,9 +143,10 @@ def _share_lines(plan: Plan) -> Iterator[str]:
         order = f", in the order {' '.join(map(str, stage.order))}" if stage.order else " in turn"
         yield f"{stage.name}: replicas take {_ratio(shares)} of {count} micro-batches{order}{by}"
         took = compute_share_times(shares, stage.speeds) if stage.speeds else ()
-        if mean_idle_seconds(took) > MIN_WAIT_SHARE * max(took, default=0.0):
-            idle = f"{100 * mean_idle_seconds(took) / max(took):.0f} % of that time"
-            yield straggler_text(stage.name, took, idle, suggest_micro_batches(stage.speeds, count, rows))
+        longest, idle = max(took, default=0.0), mean_idle_seconds(took)
+        if idle > MIN_WAIT_SHARE * longest:
+            waiting = f"{100 * idle / longest:.0f} % of that time"
+            yield straggler_text(stage.name, took, waiting, suggest_micro_batches(stage.speeds, count, rows))
 
 
 def _ratio(numbers: Sequence[float]) -> str:

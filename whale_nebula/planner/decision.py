@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -188,7 +188,11 @@ class Decision:
 
     def explain(self) -> str:
         """The chosen plan and the next best ones as a table, the sources of predictions, and what would change them."""
-        return "\n".join(explain(self))
+        return "\n".join(self.list_lines())
+
+    def list_lines(self) -> Iterator[str]:
+        """The lines of the explanation. Those on changes need a search for each change."""
+        return explain(self)
 
     def curves(self) -> RateCurves | None:
         """Seconds of a step by the rate of the links, for the best candidates; None if all links are free."""
@@ -218,6 +222,10 @@ class Unplanned:
     def explain(self) -> str:
         """The reason."""
         return self.reason
+
+    def list_lines(self) -> Iterator[str]:
+        """The reason as a line."""
+        yield self.reason
 
     def find_record(self, program: str) -> Unplanned:
         """The same record."""

@@ -310,9 +310,10 @@ def describe_straggler(report: Report) -> str:
         name: [replica.compute_seconds or 0.0 for replica in each.replicas or ()] for name, each in stages.items()
     }
     name = max(computed, key=lambda each: mean_idle_seconds(computed[each]), default="")
-    if not name or mean_idle_seconds(computed[name]) <= MIN_WAIT_SHARE * report.step_seconds:
+    idle = mean_idle_seconds(computed.get(name, ()))
+    if idle <= MIN_WAIT_SHARE * report.step_seconds:
         return ""
-    waiting = f"{duration(mean_idle_seconds(computed[name]))} of {duration(report.step_seconds)}"
+    waiting = f"{duration(idle)} of {duration(report.step_seconds)}"
     return straggler_text(name, computed[name], waiting, _describe_straggler_fix(report, name, computed[name]))
 
 

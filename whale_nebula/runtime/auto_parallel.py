@@ -22,7 +22,7 @@ from whale_nebula.runtime.decisions import (
     decide_after_refusal,
     find_clusters,
     find_homes,
-    handles_of,
+    map_handles,
     recount_split_costs,
 )
 from whale_nebula.runtime.run import Run, current_run
@@ -47,8 +47,8 @@ def capture_planned(
     tensors: Sequence[Any] | None,
     **options: Any,
 ) -> Captured:
-    """Capture an uncut step again, with the stages that are decided for it. `tensors` are its first batch, if there is
-    one; `options` are those of `capture`.
+    """Capture an uncut step again, with the stages that are decided for it or were decided for another step of the same
+    variables. `tensors` are its first batch, if there is one; `options` are those of `capture`.
     """
     run, constraints, shapes = current_run(), first.constraints, shapes_of_batch(layout, tensors)
     if constraints.unplanned:
@@ -105,9 +105,7 @@ def _reuse_decision(
     shapes: Sequence[tuple[int, ...]],
     run: Run,
 ) -> Captured:
-    """A step with the stages that were decided for a different step of the same variables; it runs with the whole batch
-    if its own cannot be divided.
-    """
+    """The step with the stages of an earlier decision; with the whole batch in each if its own cannot be divided."""
     try:
         found = capture_with(decision)
         _check_cut(found, decision, shapes, run)
@@ -122,8 +120,8 @@ def _reuse_decision(
 def _try_stages(
     capture_with: Callable[[Decision], Captured], decision: Decision, shapes: Sequence[tuple[int, ...]], run: Run
 ) -> tuple[Captured | None, Decision, NebulaError | None]:
-    """The step with the stages of a decision, or the error of a pass that refuses them; None if a different decision is
-    better.
+    """The step with the stages of a decision, the decision with the costs that passes have found, and the error of a
+    pass that refuses it. The step is None if it was refused, or if a plan without splits is now better.
     """
     try:
         found = capture_with(decision)
@@ -142,17 +140,17 @@ def _restore_previous_plan(run: Run, refused: Decision, before: Decision) -> Dec
 
 def _list_decisions(run: Run, captured: Captured) -> list[Decision]:
     """The earlier decisions for any of the step's variables: a model is evaluated with the stages of its training."""
-    handles = handles_of(captured).items()
+    handles = map_handles(captured).items()
     return [each for each in run.decisions if any(each.handles.get(handle) == path for handle, path in handles)]
 
 
 def shapes_of_batch(layout: Signature, tensors: Sequence[Any] | None) -> list[tuple[int, ...]]:
     """The shapes of the batch; unknown numbers of rows are `ROWS`."""
-    given = [tuple(getattr(t, "shape", ())) for t in tensors] if tensors is not None else [()] * len(layout.specs)
-    rows = [shape[0] for shape, split in zip(given, layout.batched, strict=True) if split and shape and shape[0]]
+    actual = [tuple(getattr(t, "shape", ())) for t in tensors] if tensors is not None else [()] * len(layout.specs)
+    rows = [shape[0] for shape, split in zip(actual, layout.batched, strict=True) if split and shape and shape[0]]
     count = max(rows, default=ROWS)
     found = []
-    for spec, shape, split in zip(layout.specs, given, layout.batched, strict=True):
+    for spec, shape, split in zip(layout.specs, actual, layout.batched, strict=True):
         static = tuple(spec.shape) if spec.shape.rank is not None else ()
         known = shape if len(shape) == len(static) else static
         filled = tuple(count if size is None else int(size) for size in known)
@@ -161,8 +159,8 @@ def shapes_of_batch(layout: Signature, tensors: Sequence[Any] | None) -> list[tu
 
 
 def _check_cut(found: Captured, decision: Decision, shapes: Sequence[tuple[int, ...]], run: Run) -> Decision:
-    """Let the passes check whether the batch and variables can be divided; returns the decision, with costs of split
-    stages.
+    """Let the passes check whether the batch and variables can be divided as decided; returns the decision, with the
+    costs of split stages that they have found.
     """
     if decision.chosen.shape.micro_batches == 1 and not decision.splits and decision.replaces is None:
         return decision
@@ -192,11 +190,11 @@ def _capture_stages(
     with _compress_crossings(limits):
         found = capture(call, layout, **options, assignment=assignment, handles=decision.handles)
 
-    def begin(wanted: Callable[[Any], bool]) -> None:
-        first.initialize_variables(wanted)
-        found.initialize_variables(wanted)
+    def initialize_variables(selects: Callable[[Any], bool]) -> None:
+        first.initialize_variables(selects)
+        found.initialize_variables(selects)
 
-    return replace(found, initialize_variables=begin, decision=decision)
+    return replace(found, initialize_variables=initialize_variables, decision=decision)
 
 
 @contextlib.contextmanager

@@ -50,9 +50,9 @@ def measure_blocks(
     completes: bool = True,
     keys: BlockKeys | None = None,
 ) -> MeasuredBlocks:
-    """Seconds of a step's blocks for batches of these rows, by `sizes`: earlier measurements of this machine, completed
-    by new ones within a budget of seconds, or, unless it `completes` them, only replaced if there are none. `tensors`
-    are a batch, if there is one.
+    """Seconds of a step's blocks for batches with the numbers of rows in `sizes`: earlier measurements of this machine,
+    completed by new ones within a budget of seconds. Unless this `completes` them, it measures only if there are none.
+    `tensors` are a batch, if there is one; `keys` those of `find_block_keys`, if they are known.
     """
     own = find_block_keys(captured, layers, sizes) if keys is None else keys
     known = read_blocks()
@@ -69,8 +69,8 @@ def measure_blocks(
 
 @dataclass(frozen=True)
 class BlockKeys:
-    """The subgraphs of a step's blocks, the keys of their measurements by kind, block and rows, and that of the seconds
-    for `adding` a byte.
+    """The subgraphs of a step's blocks, the keys of their measurements by kind, block and number of rows, and that of
+    the seconds for `adding` a byte. `count` is the number of blocks.
     """
 
     subgraphs: Sequence[Subgraph]
@@ -89,7 +89,7 @@ class BlockKeys:
 
     @property
     def rates(self) -> set[str]:
-        """The keys of what belongs to no block."""
+        """The keys of the measurements that belong to no block."""
         return {self.adding, PYTHON}
 
     def read_costs(self) -> MeasuredBlocks:
@@ -138,7 +138,9 @@ class _UnfitError(ValueError):
 
 @dataclass
 class _Bench:
-    """Runs subgraphs, each as often as the remaining budget allows."""
+    """Measures subgraphs, each with as many calls as the rest of the `budget` of seconds allows. `known_costs` are all
+    measurements by key, and `new_times` those of this object; `loops` are samples of Python's speed in seconds.
+    """
 
     name: str
     captured: Captured
@@ -184,7 +186,7 @@ class _Bench:
 
     @property
     def remaining_seconds(self) -> float:
-        """Seconds of the budget."""
+        """The seconds that are left of the budget. Logs once that measuring takes long."""
         if self._spent > _LOGGED_SECONDS and not self.is_logged:
             self.is_logged = True
             _LOG.info("%s: measuring blocks, for at most %.0f s", self.name, self.budget)
@@ -196,11 +198,11 @@ class _Bench:
         return {id(variable.handle): variable for variable in self.captured.variables.values()}
 
     @cached_property
-    def _workshop(self) -> FunctionBuilder:
+    def _builder(self) -> FunctionBuilder:
         return FunctionBuilder(self.captured.graph, self.captured.aliases)
 
     @cached_property
-    def _call(self) -> float:
+    def _empty_call_seconds(self) -> float:
         """Seconds of an empty call, the minimum of several."""
         empty = tf.function(lambda x: x, autograph=False).get_concrete_function(tf.TensorSpec([1]))
         x = tf.zeros([1])
@@ -235,7 +237,8 @@ class _Bench:
                 except (tf.errors.OpError, ValueError, TypeError, KeyError, RuntimeError) as failure:
                     _LOG.debug("%s: cannot measure %s of block %d: %s", self.name, kind, subgraph.block, failure)
                     break
-                self._store(key, max(timed.seconds - self._call, _MIN_WORK_SHARE * timed.seconds), timed.spread)
+                work = timed.seconds - self._empty_call_seconds
+                self._store(key, max(work, _MIN_WORK_SHARE * timed.seconds), timed.spread)
 
     def _expect_seconds(self, kind: str, rows: int, wanted: Mapping[tuple[str, int], str]) -> float:
         """The most seconds that a call with these rows is expected to take, by those with others; 0 if unknown."""
@@ -259,7 +262,7 @@ class _Bench:
 
     def _make_function(self, subgraph: Subgraph, copies: dict[int, Any]) -> Function:
         """The function of a subgraph, which reads and writes copies of variables."""
-        made = self._workshop.build(subgraph.fragment)
+        made = self._builder.build(subgraph.fragment)
         captured = []
         for tensor in made.captured_inputs:
             variable = self._variables.get(id(tensor))
@@ -271,7 +274,9 @@ class _Bench:
         return Function(made.fragment, made.concrete, captured)
 
     def _draw_input(self, value: Value, rows: int, values: Mapping[Value, Any]) -> Any:
-        """A random tensor like an input of a subgraph."""
+        """A tensor for an input of a subgraph: computed by a forward (`values`), from the batch, or with random
+        numbers.
+        """
         if value in values:
             return values[value]
         graph, sizes = self.captured.program.graph, self.sizes[rows]

@@ -14,7 +14,12 @@ from whale_nebula.config import load
 from whale_nebula.errors import ConfigError
 from whale_nebula.hardware import ClusterInfo, Clusters, LinkRate, Provenance
 from whale_nebula.hardware.measurements import fingerprint, read_measurement
-from whale_nebula.launch.link_advice import LinkMeasurement, find_collectives_path, load_measurement, path_of
+from whale_nebula.launch.link_advice import (
+    LinkMeasurement,
+    find_collectives_path,
+    find_measurement_path,
+    load_measurement,
+)
 from whale_nebula.launch.placement import is_local
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.schedule.lines import Line
@@ -40,14 +45,14 @@ def clusters(source: Clusters | str | os.PathLike[str] | Mapping[str, Any] | Non
         return source
     if source is None:
         run = current_run()
-        return complete(find_configured(run), config_of(run))
+        return add_measurements(find_configured(run), find_config_path(run))
     if isinstance(source, Mapping):
         if "format" in source or isinstance(source.get("clusters"), list | tuple):
             return Clusters.from_json(source, where=str(calling_site()))
-        return complete(Clusters.of(load(source, str(calling_site()))))
+        return add_measurements(Clusters.of(load(source, str(calling_site()))))
     if Path(source).suffix == ".json":
         return Clusters.load(source)
-    return complete(Clusters.of(load(source)), source)
+    return add_measurements(Clusters.of(load(source)), source)
 
 
 def find_configured(run: Run, names: Sequence[str] | None = None) -> Clusters:
@@ -57,14 +62,17 @@ def find_configured(run: Run, names: Sequence[str] | None = None) -> Clusters:
     return Clusters.of(run.config, run.links, {name: sizes.get(name, 1) for name in chosen})
 
 
-def config_of(run: Run) -> str | None:
-    """The file of a run's config, if it has one; measured links are stored next to it."""
+def find_config_path(run: Run) -> str | None:
+    """The path of a run's config, next to which measurements of links are stored; None if it has no file."""
     return run.source or (run.attachment.config if run.attachment is not None else None)
 
 
-def complete(configured: Clusters, config: str | os.PathLike[str] | None = None, *, converts: bool = False) -> Clusters:
-    """Complete a cluster object with measurements of this machine and of the config's links; if it `converts`, also
-    with those of collectives among other numbers of workers.
+def add_measurements(
+    configured: Clusters, config: str | os.PathLike[str] | None = None, *, converts: bool = False
+) -> Clusters:
+    """A cluster object completed with measurements of this machine and, if there is a `config` file, with those of
+    links and collectives that are stored next to it. If this `converts`, those among other numbers of workers are used,
+    too.
     """
     found, why = read_measurement()
     if why:
@@ -84,8 +92,9 @@ def find_rings(run: Run) -> dict[str, Line]:
 
 
 def add_stored_measurements(known: Clusters, config: str | os.PathLike[str], *, converts: bool = False) -> Clusters:
-    """Add the lines and collectives that `bench link` or a run has measured, if the config has no rate; collectives
-    only if they were measured on this machine, and with the same number of workers, unless it `converts` them.
+    """A cluster object completed with the links and collectives that `bench link` or a run has measured and stored next
+    to a config. Collectives are used only if they were measured on this machine and with the same number of workers,
+    unless this `converts` them.
     """
     for each in known.clusters:
         with contextlib.suppress(ConfigError):  # it is missing, or invalid
@@ -96,17 +105,17 @@ def add_stored_measurements(known: Clusters, config: str | os.PathLike[str], *, 
                 known = known.complete_from(kept)
     found = []
     for a, b in combinations_with_replacement(known.names, 2):
-        line = load_measurement(path_of(config, a, b))
+        line = load_measurement(find_measurement_path(config, a, b))
         found += [line] if line is not None and {a, b} == set(line.clusters) else []
     return complete_from_lines(known, found)
 
 
-def complete_from_lines(known: Clusters, found: Sequence[LinkMeasurement]) -> Clusters:
-    """Complete a cluster object by measured lines: those between clusters, and those inside."""
+def complete_from_lines(known: Clusters, measured: Sequence[LinkMeasurement]) -> Clusters:
+    """A cluster object completed with measured links: those between clusters, and those inside."""
     links: dict[tuple[str, str], LinkRate] = {}
     inside: dict[str, LinkRate] = {}
     sources: dict[str, Provenance] = {}
-    for each in (each for each in found if each.crossings):
+    for each in (each for each in measured if each.crossings):
         largest, (a, b) = max(each.crossings, key=lambda one: one.size), each.clusters
         date = datetime.fromtimestamp(each.when, UTC).isoformat(timespec="seconds")
         if a == b:

@@ -63,44 +63,45 @@ def data(
         raise OptionError(
             f"nb.data({source!r}) does not name a dataset", where=where, mend='nb.data("gpu://corpus", batch=32)'
         )
-    size, chosen = check_integer("batch", batch), None if seed is None else check_integer("seed", seed)
+    size, order_seed = check_integer("batch", batch), None if seed is None else check_integer("seed", seed)
     if not 0 < size <= MOST_ROWS:
         raise OptionError(
             f"batch={size} is out of range", where=where, why=f"it must be from 1 to {MOST_ROWS}", mend="batch=256"
         )
-    if chosen is not None and not 0 <= chosen < 1 << 63:
-        raise OptionError(f"seed={chosen} is too large or negative", where=where, mend="seed=1")
+    if order_seed is not None and not 0 <= order_seed < 1 << 63:
+        raise OptionError(f"seed={order_seed} is too large or negative", where=where, mend="seed=1")
     if purpose is not None and not isinstance(purpose, str):
         raise OptionError(f"purpose={purpose!r} is not a string", where=where, mend='purpose="my study"')
     if not isinstance(drop_remainder, bool):
         raise OptionError(
             f"drop_remainder={drop_remainder!r} is neither True nor False", where=where, mend="drop_remainder=True"
         )
-    reading = _find_reading(current_run(), match[1], purpose, where)
-    about = reading.describe(match[2])
-    return Batches(ReadingPlan(reading, about, match[2], size, chosen, drop_remainder), 0)
+    client = _open_client(current_run(), match[1], purpose, where)
+    return Batches(ReadingPlan(client, client.describe(match[2]), match[2], size, order_seed, drop_remainder), 0)
 
 
 class ReadingPlan:
-    """The state of reading a dataset: its source, the batches, and the next pass."""
+    """What is read of a dataset, and how: its client and description, the seed of the order, and the number of
+    `batches` of a pass, each of `batch` rows.
+    """
 
     def __init__(
-        self, reading: DatasetClient, about: DatasetInfo, name: str, batch: int, seed: int | None, drop_remainder: bool
+        self, client: DatasetClient, info: DatasetInfo, name: str, batch: int, seed: int | None, drop_remainder: bool
     ) -> None:
-        self.reading, self.about, self.name, self.batch, self.seed = reading, about, name, batch, seed
+        self.client, self.info, self.name, self.batch, self.seed = client, info, name, batch, seed
         self.drops_remainder = drop_remainder
-        full, rest = divmod(about.count, batch)
+        full, rest = divmod(info.count, batch)
         self.batches = full + (rest > 0 and not drop_remainder)
 
     def read_pass(self, number: int, first: int) -> Iterator[dict[str, Any]]:
         """The batches of a pass, from a given one on."""
-        last = min(self.about.count, self.batches * self.batch)
-        return self.reading.read(
-            RowSelection(self.name, self.seed, number, first * self.batch, last, self.batch), self.about
+        last = min(self.info.count, self.batches * self.batch)
+        return self.client.read(
+            RowSelection(self.name, self.seed, number, first * self.batch, last, self.batch), self.info
         )
 
     def find_spec(self, column: Column) -> tf.TensorSpec:
-        """The form of a column in a batch."""
+        """The shape and dtype of a column in a batch."""
         rows = self.batch if self.drops_remainder else None
         return tf.TensorSpec((rows, *column.shape), tf.dtypes.as_dtype(column.dtype), column.name)
 
@@ -111,7 +112,7 @@ class Batches(tf_datasets.IdentityDataset):
     def __init__(self, plan: ReadingPlan, first: int) -> None:
         self._plan, self._first = plan, min(first, plan.batches)
         passes = itertools.count()
-        schema = plan.about.schema
+        schema = plan.info.schema
 
         def iterate_pass() -> Iterator[dict[str, Any]]:
             number = next(passes)
@@ -137,8 +138,10 @@ def _to_value(column: Column, array: Any) -> Any:
 
 
 # ---------------------------------------------------------------------- the reader
-def _find_reading(run: Run, cluster: str, purpose: str | None, where: str) -> DatasetClient:
-    """The reader of a cluster's data: the registry on its owner's machines, otherwise the service."""
+def _open_client(run: Run, cluster: str, purpose: str | None, where: str) -> DatasetClient:
+    """The client for a cluster's data: of its owner's registry if that is configured and this process is in that
+    cluster or alone, otherwise of the owner's service.
+    """
     home = run.config.data.get(cluster)
     if home is None:
         known = list(run.config.data)
@@ -155,7 +158,7 @@ def _find_reading(run: Run, cluster: str, purpose: str | None, where: str) -> Da
     program, versions = "" if script is None else code.digest_file(script), code.describe_versions()
     if home.registry is not None and own:
         identity = run_id, program, purpose, versions
-        return _open_direct(run, base / os.path.expanduser(home.registry), cluster, identity)
+        return _open_local_client(run, base / os.path.expanduser(home.registry), cluster, identity)
     if home.at is None:
         mend = f'data: {{{cluster}: {{at: "HOST:PORT", folder: certs}}}}'
         why = f"{home.registry} can be used only on the owner's machines, and this process is in another cluster"
@@ -165,7 +168,7 @@ def _find_reading(run: Run, cluster: str, purpose: str | None, where: str) -> Da
     return open_remote(home.at, folder, run.config.run, cluster, reader)
 
 
-def _open_direct(run: Run, folder: Path, cluster: str, identity: tuple[str, str, str | None, str]) -> LocalClient:
+def _open_local_client(run: Run, folder: Path, cluster: str, identity: tuple[str, str, str | None, str]) -> LocalClient:
     certificate = authority.load_certificate(folder)
     actor, account, signer = _find_identity(run, cluster, certificate)
     key = str(folder)
@@ -179,7 +182,9 @@ def _open_direct(run: Run, folder: Path, cluster: str, identity: tuple[str, str,
 
 
 def _find_identity(run: Run, cluster: str, certificate: Any) -> tuple[Identity, str, Credentials | None]:
-    """The identity of this process, by its certificate if the owner's authority has signed one."""
+    """The identity of this process, its account, and its credentials: by its certificate if the owner's authority has
+    signed that; otherwise without an account and without credentials.
+    """
     attachment = run.attachment
     if attachment is not None and attachment.security is not None:
         with contextlib.suppress(IdentityError):
@@ -192,7 +197,7 @@ def _find_identity(run: Run, cluster: str, certificate: Any) -> tuple[Identity, 
 
 
 def _open_log(folder: Path, actor: Identity, signer: Credentials | None) -> AuditLog:
-    """Open a log of this process only; another process on this machine may have the same name."""
+    """Open an access log for this process, with a number if another process on this machine has the same name."""
     for number in range(_MAX_LOGS):
         try:
             return AuditLog(folder / f"data-{actor.stem}{f'-{number}' * (number > 0)}.jsonl", actor, signer)
@@ -222,17 +227,18 @@ def _read_ahead(make: Callable[[], Iterator[T]], depth: int) -> Iterator[T]:
         return False
 
     def fetch() -> None:
-        found = make()
         try:
-            for item in found:
-                if not put(True, item):
-                    return
+            found = make()
+            try:
+                for item in found:
+                    if not put(True, item):
+                        return
+            finally:
+                if hasattr(found, "close"):
+                    found.close()
             put(False, None)
         except BaseException as error:
             put(False, error)
-        finally:
-            if hasattr(found, "close"):
-                found.close()
 
     threading.Thread(target=fetch, name="nebula-read-ahead", daemon=True).start()
     try:

@@ -42,7 +42,7 @@ from whale_nebula.planner.search import search
 from whale_nebula.planner.stored_plans import find_stored_plan
 from whale_nebula.report.records import size
 from whale_nebula.runtime.block_costs import BlockKeys, find_block_keys, measure_blocks
-from whale_nebula.runtime.clusters import complete, complete_from_lines, config_of, find_configured
+from whale_nebula.runtime.clusters import add_measurements, complete_from_lines, find_config_path, find_configured
 from whale_nebula.runtime.elastic_plans import build_slowed_problem, plan_resizes
 from whale_nebula.runtime.local_sgd.topology import PROGRAMS
 from whale_nebula.runtime.replicas.collective_costs import fit_collectives, time_collectives
@@ -53,7 +53,7 @@ from whale_nebula.scopes.auto import Limits
 from whale_nebula.scopes.identity import resolve_cluster
 
 
-def handles_of(captured: Captured) -> dict[int, str]:
+def map_handles(captured: Captured) -> dict[int, str]:
     """The paths of a step's variables by the id of their handle."""
     return {id(variable.handle): path for path, variable in captured.variables.items()}
 
@@ -69,15 +69,17 @@ def decide(
     absent: Collection[int],
     homes: Mapping[int, frozenset[str]],
 ) -> Decision | None:
-    """Search for a plan among clusters; None if the step has nothing to assign to stages. `check` raises the refusals
-    of passes; `absent` has the numbers of the inputs that this process lacks, and `homes` the clusters, by number, of
-    inputs that some processes lack.
+    """Search for the best plan of a step; None if the step has nothing to assign to stages. All processes call it at
+    the same point, and decide the same. `shapes` and `tensors` are those of the first batch, `check` raises the
+    refusals of passes, `absent` has the numbers of the inputs that this process lacks, and `homes`, by number, the
+    clusters of inputs that some processes lack.
     """
     rows = count_rows(captured.program.leaves, shapes)
     constraints = captured.constraints
     here = [None if number in absent else shape for number, shape in enumerate(shapes)]
     known = StepKnowledge(rows, here, expect_attached_memory(captured))
-    clusters, able, known = agree_on_planning_input(name, find_clusters(limits, constraints, run), known, run)
+    configured = find_clusters(limits, constraints, run)
+    clusters, has_collectives, known = agree_on_planning_input(name, configured, known, run)
     shapes = [own if agreed is None else tuple(agreed) for own, agreed in zip(shapes, known.shapes, strict=True)]
     rows, bytes_beside = known.rows, {path: each.bytes for path, each in known.attached_memory.items()}
     layers = build_layers(captured.program, rows, set_rows(captured.program.leaves, shapes, rows), bytes_beside)
@@ -85,8 +87,8 @@ def decide(
         return None
     options = Options(
         constraints.micro_batch or limits.micro_batch, constraints.replicas or limits.replica,
-        constraints.pipeline.recompute or limits.recompute, split=limits.split if able or limits.split else False,
-        in_flight=constraints.pipeline.in_flight,
+        constraints.pipeline.recompute or limits.recompute, in_flight=constraints.pipeline.in_flight,
+        split=limits.split if has_collectives or limits.split else False,
     )  # fmt: skip
     if constraints.pipeline.schedule != DEFAULT:
         options = replace(options, schedules=(constraints.pipeline.schedule,))
@@ -113,7 +115,7 @@ def decide(
         str(limits.site), tuple(reasons), constraints=constraints, planning_input=given,
         resizes=tuple(plan_resizes(given, clusters, slowness, limits, run)),
     )  # fmt: skip
-    first = replace(first, handles=handles_of(captured), program=name, replan=bool(limits.replan))
+    first = replace(first, handles=map_handles(captured), program=name, replan=bool(limits.replan))
     found = _search(first, limits, functools.partial(_explain_refusal, first, check))
     return replace(
         found, reasons=(*found.reasons, *slow), clusters=clusters, slowness=slowness, measured=frozenset(measured),
@@ -122,7 +124,7 @@ def decide(
 
 
 def describe_measured(clusters: Clusters) -> list[str]:
-    """The measurements of links, and of sums inside clusters, each with its date."""
+    """Sentences on the measured links, and on measured all-reduces inside clusters, each with its date."""
     found = [
         f"the link {line.replace('>', '->')} is {clusters.between(*line.split('>'))}, as measured on {at.date}"
         for line, at in sorted(clusters.measured.items())
@@ -151,7 +153,7 @@ def check_constraints(constraints: Constraints, limits: Limits, run: Run) -> Non
 
 
 def explain_whole_batch(captured: Captured, layers: Layers) -> str:
-    """The reason why a batch is not cut without a request by the user."""
+    """The reason why a step's batch is not divided unless the user asks for it; "" if it may be."""
     if len(captured.program.requests) > 1:
         return "the step requests gradients more than once"
     if layers.is_random:
@@ -165,8 +167,8 @@ def explain_whole_batch(captured: Captured, layers: Layers) -> str:
 
 
 def recount_split_costs(decision: Decision, cut: Cut, shapes: Sequence[tuple[int, ...]]) -> Decision:
-    """Recompute the seconds of split stages with the bytes that the passes have found; returns a different plan if it
-    is then faster.
+    """The decision with the seconds of its split stages by the bytes that the passes have found. If a plan without
+    splits is then faster, that one comes first.
     """
     problem, chosen = decision.problem, decision.chosen
     rows = divide_rows(problem.rows, chosen.shape.micro_batches)
@@ -284,8 +286,8 @@ class StepKnowledge(NamedTuple):
 
 
 class Agreement(NamedTuple):
-    """The agreed input of planning: clusters with measurements, whether the workers of each cluster can communicate,
-    and what is known about the step.
+    """The input of planning on which all processes agree: clusters with measurements, whether TensorFlow's collectives
+    are available in all of them, and what is known about the step.
     """
 
     clusters: Clusters
@@ -294,15 +296,20 @@ class Agreement(NamedTuple):
 
 
 def agree_on_planning_input(name: str, clusters: Clusters, known: StepKnowledge, run: Run) -> Agreement:
-    """Exchange and merge the knowledge of all processes; lines and collectives that are unknown to all are
-    measured between them.
+    """Exchange and merge the knowledge of all processes, which call it at the same point; links and collectives that
+    are unknown to all are measured between them.
     """
-    completed = complete(clusters, config_of(run), converts=bool(run.config.elastic))
+    completed = add_measurements(clusters, find_config_path(run), converts=bool(run.config.elastic))
     if run.alone:
         return Agreement(completed, True, known)
     own = run.here().cluster
-    able = run.ledger.collectives is not None or run.cluster_sizes.get(own, 1) == 1
-    part = {"clusters": completed.to_json(), "collectives": able, "measure": run.config.measure, "known": known}
+    has_collectives = run.ledger.collectives is not None or run.cluster_sizes.get(own, 1) == 1
+    part = {
+        "clusters": completed.to_json(),
+        "collectives": has_collectives,
+        "measure": run.config.measure,
+        "known": known,
+    }
     every = dict(sorted(run.ledger.session.share(f"the planning of {name!r}", part).items()))
     for each in every.values():
         clusters = clusters.complete_from(Clusters.from_json(each["clusters"], where=name))
@@ -353,7 +360,7 @@ def complete_collectives(name: str, clusters: Clusters, run: Run, budget: float,
     workers: those that were measured earlier in this run, and unknown ones, which are measured now. `able` are the
     clusters whose workers have collectives. All processes call it at the same point, with the same budget.
     """
-    for each in run.collectives:
+    for each in run.measured_collectives:
         clusters = clusters.complete_from(each)
     unknown = [each.name for each in clusters.clusters if each.name in able and _has_unknown_collectives(each)]
     if not unknown or not budget:
@@ -365,9 +372,9 @@ def complete_collectives(name: str, clusters: Clusters, run: Run, budget: float,
     part = {"collectives": found.to_json() if found is not None and leads else ""}
     for _, each in sorted(session.share(f"the collectives for {name!r}", part).items()):
         if text := each["collectives"]:
-            run.collectives.append(Clusters.from_json(text, where=name))
-            clusters = clusters.complete_from(run.collectives[-1])
-    config, others = config_of(run), run.hosts.get(first.get(cluster, "")) != run.hosts.get(session.worker)
+            run.measured_collectives.append(Clusters.from_json(text, where=name))
+            clusters = clusters.complete_from(run.measured_collectives[-1])
+    config, others = find_config_path(run), run.hosts.get(first.get(cluster, "")) != run.hosts.get(session.worker)
     if config is not None and found is not None and (leads or others):
         path = link_advice.find_collectives_path(config, cluster)
         with suppress(NebulaError, OSError):  # a folder that cannot be written is not used
@@ -410,10 +417,10 @@ def complete_lines(name: str, clusters: Clusters, run: Run, budget: float) -> Cl
     this run, and unknown ones, which are measured now, as many as a budget of seconds allows. All processes call it at
     the same point, with the same budget.
     """
-    clusters = complete_from_lines(clusters, run.lines)
+    clusters = complete_from_lines(clusters, run.measured_links)
     session, unknown = run.ledger.session, list_unknown_links(clusters, run)
     unknown, left = unknown[: (most := math.ceil(budget / _ABOUT_SECONDS))], unknown[most:]
-    if left and not run.lines:
+    if left and not run.measured_links:
         names = ", ".join(" - ".join(ends) for ends in left)
         _LOG.info("unknown links, for which measure: %g s leaves no time: %s", budget, names)
     if not unknown:
@@ -423,8 +430,8 @@ def complete_lines(name: str, clusters: Clusters, run: Run, budget: float) -> Cl
     own = [_measure_link(ends, clusters, run) for ends in unknown if session.worker in ends]
     part = {"lines": [each.to_json() for each in own if each.first == session.worker]}
     for _, each in sorted(session.share(f"the links for {name!r}", part).items()):
-        run.lines += [link_advice.LinkMeasurement.from_json(text) for text in each["lines"]]
-    return complete_from_lines(clusters, run.lines)
+        run.measured_links += [link_advice.LinkMeasurement.from_json(text) for text in each["lines"]]
+    return complete_from_lines(clusters, run.measured_links)
 
 
 def list_unknown_links(clusters: Clusters, run: Run) -> Sequence[LinkEnds]:
@@ -453,17 +460,18 @@ def _measure_link(ends: LinkEnds, clusters: Clusters, run: Run) -> link_advice.L
         link, leads=leads, seconds=_DIRECTION_SECONDS, patience=session.patience, report=_LOG.debug, kind="round",
         program=_PROGRAM,
     )  # fmt: skip
-    through = run.config.gateway_of(run.workers[ends.first]) is not None
+    one, other = run.workers[ends.first], run.workers[ends.second]
+    through = one != other and run.config.gateway_of(one) is not None
     found = end.probe(link_advice.THROUGH if through else link_advice.DIRECT, time.time())
     largest = found.crossings[-1]
     _LOG.info(
         "the link %s - %s: %.3g mbit/s there, %.3g back, %.3g ms", *ends, largest.there * 8e-6, largest.back * 8e-6,
         1e3 * found.delay,
     )  # fmt: skip
-    config = config_of(run)
+    config = find_config_path(run)
     if config is not None and (leads or run.hosts.get(ends.first) != run.hosts.get(ends.second)):
         with suppress(NebulaError):  # a folder that cannot be written is not used
-            link_advice.save(found, link_advice.path_of(config, *found.clusters))
+            link_advice.save_measurement(found, link_advice.find_measurement_path(config, *found.clusters))
     return found
 
 
@@ -478,25 +486,26 @@ def measure_in_clusters(
     run: Run,
     tensors: Sequence[Any] | None,
 ) -> tuple[dict[str, MeasuredBlocks], dict[str, float], BlockKeys | None]:
-    """Seconds of blocks by cluster, measured here for the workers that this process is or represents and that have no
-    configured FLOP/s, with measurements of earlier runs; those of other workers are received from them. Also the
-    slowdowns of clusters, and the keys of what was measured here.
+    """The seconds of blocks by cluster, the slowdowns of clusters, and the keys of what was measured here, None if
+    nothing was. Blocks are measured here for the workers that this process is, or, in one process, that are on this
+    machine, unless their FLOP/s are configured; measurements of earlier runs are used again. Those of other workers are
+    received from them: all processes call it at the same point.
     """
     own = [each for each in clusters.workers if is_local(each.machine)]
     if not run.alone:
         own = [each for each in clusters.workers if each.name == run.ledger.session.worker]
-    unsaid = [each for each in own if lacks_speed(clusters, each)]
+    unknown = [each for each in own if lacks_speed(clusters, each)]
     program, count = captured.program, len(layers.chain)
     found = keys = None
-    if unsaid:
+    if unknown:
         points = _list_row_counts(options, layers)
         sizes = {rows: size_values(program, rows, set_rows(program.leaves, shapes, rows)) for rows in points}
-        goes_on = bool(run.config.elastic) and run.here().epoch > 0  # with the measurements of the start before
+        has_earlier = bool(run.config.elastic) and run.here().epoch > 0  # measurements of the start before
         keys, budget = find_block_keys(captured, layers, sizes), run.config.measure
-        blocks = measure_blocks(name, captured, layers, sizes, budget, tensors, completes=not goes_on, keys=keys)
+        blocks = measure_blocks(name, captured, layers, sizes, budget, tensors, completes=not has_earlier, keys=keys)
         found = find_slowest([blocks], layers.rows)
     if run.alone:
-        tables = {} if found is None else {cluster_of(each.name): found for each in unsaid}
+        tables = {} if found is None else {cluster_of(each.name): found for each in unknown}
         return tables, read_slowness(clusters, True, tables), keys
     here = run.here().cluster
     shown = read_slowness(clusters, False, () if found is None else {here})
@@ -521,7 +530,7 @@ def _list_row_counts(options: Options, layers: Layers) -> list[int]:
 
 
 def count_rows(leaves: Sequence[Leaf], shapes: Sequence[tuple[int, ...]]) -> int:
-    """The rows of a batch of these shapes; 1 if none has rows."""
+    """The number of rows of a batch of these shapes; 1 if no input has rows."""
     return next((shape[0] for shape, leaf in zip(shapes, leaves, strict=True) if leaf.batched and shape), 1)
 
 

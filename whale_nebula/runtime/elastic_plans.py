@@ -34,7 +34,7 @@ from whale_nebula.planner.stored_plans import (
     restore_candidates,
 )
 from whale_nebula.report.records import duration
-from whale_nebula.runtime.clusters import complete, config_of
+from whale_nebula.runtime.clusters import add_measurements, find_config_path
 from whale_nebula.runtime.run import Run, assign_absent
 from whale_nebula.scopes.auto import Limits
 from whale_nebula.site import script_site, warn_once
@@ -44,52 +44,54 @@ _SEARCH = ("-m", "whale_nebula.planner.stored_plans")
 
 
 # ---------------------------------------------------------------------- the problems
-def build_slowed_problem(given: PlanningInput, clusters: Clusters, slowness: Mapping[str, float]) -> Problem:
+def build_slowed_problem(planning_input: PlanningInput, clusters: Clusters, slowness: Mapping[str, float]) -> Problem:
     """The planning problem for these clusters, with their measured slowdowns."""
     times = {number: slowness[name] for number, name in enumerate(clusters.names) if name in slowness}
-    return slow_down(given.build_problem(clusters), times)
+    return slow_down(planning_input.build_problem(clusters), times)
 
 
 def plan_resizes(
-    given: PlanningInput, clusters: Clusters, slowness: Mapping[str, float], limits: Limits, run: Run
+    planning_input: PlanningInput, clusters: Clusters, slowness: Mapping[str, float], limits: Limits, run: Run
 ) -> Iterator[PlannedResize]:
-    """The numbers of workers that an elastic run may get next, each with its planning problem, from the agreed
-    `clusters` and `slowness` of the running ones. A cluster to which scopes or inputs are bound neither leaves nor
-    comes.
+    """The numbers of workers that an elastic run may get next, each with its planning problem, by the `clusters` and
+    the `slowness` of the present workers, on which all processes have agreed. A cluster to which scopes or inputs are
+    bound neither leaves nor comes.
     """
-    counts = {**run.cluster_sizes, **dict.fromkeys(run.moved, 0)}
+    counts = {**run.cluster_sizes, **dict.fromkeys(run.replacements, 0)}
     for resize in list_next_resizes(counts, run.config.elastic):
         comes_or_goes = not resize.count or not resize.before
-        if comes_or_goes and given.names_cluster(resize.cluster):
+        if comes_or_goes and planning_input.names_cluster(resize.cluster):
             continue
-        known = _find_clusters(resize, clusters, given, limits, run)
-        factors = _find_slowness(known, clusters, slowness, given, run)
-        yield PlannedResize(resize, known, build_slowed_problem(given, known, factors))
+        known = _find_clusters(resize, clusters, planning_input, limits, run)
+        factors = _find_slowness(known, clusters, slowness, planning_input, run)
+        yield PlannedResize(resize, known, build_slowed_problem(planning_input, known, factors))
 
 
-def _find_clusters(resize: Resize, clusters: Clusters, given: PlanningInput, limits: Limits, run: Run) -> Clusters:
+def _find_clusters(
+    resize: Resize, clusters: Clusters, planning_input: PlanningInput, limits: Limits, run: Run
+) -> Clusters:
     """The clusters of a start with other numbers of workers, as its processes would agree on them."""
     present = [name for name, count in resize.counts.items() if count]
     if not run.alone:
         present.sort(key=lambda name: f"{name}/0")
     homes = assign_absent(run.config, present)
     names = list(dict.fromkeys(homes.get(name, name) for name in limits.clusters or present))
-    bound = given.constraints.clusters
+    bound = planning_input.constraints.clusters
     chosen = [name for name in names if name in bound] if bound else names
     sizes = {name: resize.counts.get(name, 1) for name in chosen or names}
     configured, known = Clusters.of(run.config, run.links, sizes), clusters.resize(resize.counts)
-    own = complete(configured, config_of(run), converts=True)
+    own = add_measurements(configured, find_config_path(run), converts=True)
     return configured.complete_from(drop_collectives(known)).complete_from(own).complete_from(known)
 
 
 def _find_slowness(
-    known: Clusters, clusters: Clusters, slowness: Mapping[str, float], given: PlanningInput, run: Run
+    known: Clusters, clusters: Clusters, slowness: Mapping[str, float], planning_input: PlanningInput, run: Run
 ) -> dict[str, float]:
     """The slowdowns of a resize: those of this run for clusters whose workers stay, and stored ones for other clusters
     of this machine.
     """
     workers = {each.name: each.workers for each in clusters.clusters}
-    stored = read_slowness(known, run.alone, frozenset(given.measured))
+    stored = read_slowness(known, run.alone, frozenset(planning_input.measured))
     found = {}
     for each in known.clusters:
         stays = workers.get(each.name) == each.workers
@@ -101,17 +103,18 @@ def _find_slowness(
 
 
 def _refresh_resizes(decision: Decision, slowness: Mapping[str, float], run: Run) -> tuple[PlannedResize, ...]:
-    """The resizes of a decision with what is known by now: slowdowns that were measured since, and the blocks that all
-    processes of this host have measured, of which the last to be stored are used by the next start.
+    """The resizes of a decision by what is known now: with slowdowns that were measured since, and with the stored
+    measurements of blocks of this host, which the next start will read.
     """
-    given, found = decision.planning_input, []
-    if given is None:
+    planning_input, found = decision.planning_input, []
+    if planning_input is None:
         return decision.resizes
-    stored = None if given.read_costs is None else find_slowest([given.read_costs()], given.layers.rows)
+    read_costs = planning_input.read_costs
+    stored = None if read_costs is None else find_slowest([read_costs()], planning_input.layers.rows)
     for each in decision.resizes:
         here = {c.name for c in each.clusters.clusters if any(_is_measured(each.clusters, w) for w in c.workers)}
-        measured = {**given.measured, **({} if stored is None else dict.fromkeys(here, stored))}
-        known = replace(given, measured=measured)
+        measured = {**planning_input.measured, **({} if stored is None else dict.fromkeys(here, stored))}
+        known = replace(planning_input, measured=measured)
         factors = _find_slowness(each.clusters, decision.clusters, slowness, known, run)
         found.append(replace(each, problem=build_slowed_problem(known, each.clusters, factors)))
     return tuple(found)
@@ -125,8 +128,8 @@ def _is_measured(clusters: Clusters, worker: WorkerInfo) -> bool:
 # ---------------------------------------------------------------------- the search
 @dataclass
 class AdvanceSearch:
-    """Searches the plans for other numbers of workers in a process of low priority, one on each host, and reports the
-    numbers for which there is none. `end`, which the end of the run calls, ends that process.
+    """A search, in one process of low priority on each host, for plans for other numbers of workers; it reports the
+    numbers for which there is no plan. The process is ended by `end`, also when the run is closed.
     """
 
     run: Run

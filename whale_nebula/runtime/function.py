@@ -59,7 +59,7 @@ class NebulaFunction:
         return self if instance is None else functools.partial(self, instance)
 
     def arguments(self, *args: Any, **kwargs: Any) -> tuple[Arguments, Unpack]:
-        """The arguments of a call by name, and the function that turns values into a call."""
+        """The arguments of a call by name, and the function that makes arguments of a call from their values."""
         try:
             found = bind(self._fn, args, kwargs)
         except TypeError as error:
@@ -73,7 +73,7 @@ class NebulaFunction:
 
 
 def _bind_call(fn: Callable[..., Any], names: list[str], values: list[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """The call that binds these values to these parameters."""
+    """The positional and keyword arguments that bind these values to these parameters."""
     bound = inspect.BoundArguments(inspect.signature(fn), dict(zip(names, values, strict=True)))
     return bound.args, bound.kwargs
 
@@ -107,11 +107,11 @@ def function(fn: Callable[..., Any] | None = None, *, whole: Iterable[str] = ())
             f"nb.function takes a function, not {type(fn).__name__} {fn!r}",
             mend="write @nb.function above the function, or @nb.function(whole=('table',))",
         )
-    return NebulaFunction(fn, _arguments_of(fn, whole))
+    return NebulaFunction(fn, _check_names(fn, whole))
 
 
-def _arguments_of(fn: Callable[..., Any], whole: Iterable[str]) -> tuple[str, ...]:
-    """The names in `whole`: each must be the name of an argument."""
+def _check_names(fn: Callable[..., Any], whole: Iterable[str]) -> tuple[str, ...]:
+    """The names in `whole`; raises if one is not the name of an argument."""
     parameters = inspect.signature(fn).parameters.values()
     known = [each.name for each in parameters]
     names = tuple(whole)

@@ -21,11 +21,14 @@ from whale_nebula.scopes.step_options import StepOptions, replace_options
 from whale_nebula.site import script_site, short_traceback
 from whale_nebula.tf.keras_training import has_keras_train_step
 
-Run = Callable[[Any], Any]
+RunStep = Callable[[Any], Any]
+"""Runs a step with a batch."""
 
 
-def make_train_loop(run: Run, model: Any) -> Callable[[Iterator[Any]], Any]:
-    """The function that Keras calls with its iterator, to train or to evaluate."""
+def make_train_loop(run: RunStep, model: Any) -> Callable[[Iterator[Any]], Any]:
+    """The function that Keras calls with its iterator to train or to evaluate: it runs `steps_per_execution` batches,
+    and returns the last result.
+    """
 
     def execute(iterator: Iterator[Any]) -> Any:
         batches = islice(iterator, model.steps_per_execution)
@@ -37,8 +40,8 @@ def make_train_loop(run: Run, model: Any) -> Callable[[Iterator[Any]], Any]:
     return execute
 
 
-def make_predict_loop(run: Run) -> Callable[[Sequence[Any]], Any]:
-    """The function that Keras calls with a list of batches, to predict."""
+def make_predict_loop(run: RunStep) -> Callable[[Sequence[Any]], Any]:
+    """The function that Keras calls with a list of batches to predict: it returns their results, concatenated."""
 
     def execute(batches: Sequence[Any]) -> Any:
         if not isinstance(batches, list):
@@ -53,7 +56,9 @@ _INPUTS = ("x", "y", "sample_weight")
 
 
 def make_step_function(model: Any, kind: str) -> Callable[[Any], Any]:
-    """The function that Keras calls with its iterator, one step at a time."""
+    """The train, test or predict function (by `kind`) of a model with scopes, which Keras calls with its iterator or,
+    to predict, with a list of batches.
+    """
     _check_settings(model)
     opened, step = current_run(), _make_step(model, kind)
     if not opened.alone:
@@ -168,16 +173,14 @@ def _is_declared(name: str) -> bool:
 
 
 def _name_input(place: int) -> str:
-    """The name of a part of a Keras batch, (x, y, sample_weight) or the input of a user's step, in
-    reports and plans.
-    """
+    """The name in reports and plans of the part of a batch at a place: x, y, sample_weight, then input3, input4 ..."""
     return _INPUTS[place] if place < len(_INPUTS) else f"input{place}"
 
 
 def _restore_batch(names: tuple[str | None, ...], values: list[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """The tuple that Keras's step expects."""
-    given = iter(values)
-    return [tuple(None if name is None else next(given) for name in names)], {}
+    """The arguments of Keras's step: the tuple of a batch, with None for the parts that have no name."""
+    present = iter(values)
+    return [tuple(None if name is None else next(present) for name in names)], {}
 
 
 def _map_paths(model: Any) -> Mapping[int, str]:
@@ -187,8 +190,10 @@ def _map_paths(model: Any) -> Mapping[int, str]:
 
 def _map_metrics(model: Any) -> Mapping[int, str]:
     """Names of metrics by handle, for those passed to `compile`, which Keras wraps in its own metric."""
-    given = [metric for all_of_them in model.metrics for metric in getattr(all_of_them, "metrics", ())]
-    pairs = [(getattr(variable, "value", variable), metric.name) for metric in given for variable in metric.variables]
+    compiled = [metric for wrapper in model.metrics for metric in getattr(wrapper, "metrics", ())]
+    pairs = [
+        (getattr(variable, "value", variable), metric.name) for metric in compiled for variable in metric.variables
+    ]
     return {id(value.handle): name for value, name in pairs}
 
 

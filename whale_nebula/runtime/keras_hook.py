@@ -75,12 +75,12 @@ def _set_function(kind: str, original: Original, model: Any, force: bool, inside
     else:
         record_unscoped(model.name, kind)
         original(model, force)
-        _watch_plain_model(model, kind)
+        _prepare_plain_model(model, kind)
 
 
 def _prepare_loop(model: Any) -> None:
-    """Make Keras's loop over a model with scopes read arrays without tuning, and, in several processes, make its
-    callbacks cooperate.
+    """Prepare Keras's loop over a model with scopes: arrays are read without automatic tuning, and in several processes
+    its callbacks write files together.
     """
     disable_array_tuning(model)
     if not current_run().alone:
@@ -90,7 +90,7 @@ def _prepare_loop(model: Any) -> None:
 
 
 def _watch_fit(model: Any) -> None:
-    """With checkpoints, make a `fit` report its position, and resume where the run stopped."""
+    """In a run with checkpoints, let a `fit` of the model note its position, and resume where the run stopped."""
     run = find_open_run()
     if run is not None and run.checkpoints is not None:
         from whale_nebula.runtime.checkpoint.fit_position import watch_fit
@@ -98,7 +98,7 @@ def _watch_fit(model: Any) -> None:
         watch_fit(run.checkpoints, model)
 
 
-def _watch_plain_model(model: Any, kind: str) -> None:
+def _prepare_plain_model(model: Any, kind: str) -> None:
     """Prepare a model without scopes, which may share layers with one that has scopes: in several processes, everything
     that it reads must be in this process. If checkpoints are written by a single process, it is saved like others.
     """
@@ -138,7 +138,7 @@ def _require_variables(model: Any, kind: str) -> None:
 
 
 def _is_inside_scopes() -> bool:
-    """Whether this is called inside scopes that apply to a whole step, or steps are to be planned."""
+    """Whether scopes are open that divide a whole step, or `nb.auto_parallel` is active."""
     frames = open_frames()
     if get_current_limits() is not None:
         return True
@@ -152,10 +152,11 @@ def _drop_outdated_functions(model: Any, inside: bool) -> None:
     before = _conditions.get(model, _Conditions())
     if (before.changes, before.has_scopes_around) == (count_changes(), inside):
         return
-    found = _Conditions(count_changes(), list_placements(tf_private.list_layers(model)), inside)
-    _conditions[model] = found
-    moved = found.placements != before.placements or (inside != before.has_scopes_around and not has_scopes(model))
-    for kind in ("train", "test", "predict") if moved else ():
+    found = _conditions[model] = _Conditions(count_changes(), list_placements(tf_private.list_layers(model)), inside)
+    is_outdated = found.placements != before.placements or (
+        inside != before.has_scopes_around and not has_scopes(model)
+    )
+    for kind in ("train", "test", "predict") if is_outdated else ():
         setattr(model, f"{kind}_function", None)
 
 
@@ -202,7 +203,7 @@ class _Probe:
         """Run Keras's function; if a scope is entered in it (as in a `train_step`), stop it and capture the step."""
         setattr(self._model, f"{self._kind}_function", None)
         self._original(self._model, True)
-        _watch_plain_model(self._model, self._kind)
+        _prepare_plain_model(self._model, self._kind)
         function = self._set_final_function(getattr(self._model, f"{self._kind}_function"))
         try:
             with keras_scopes.forbid_scopes():
@@ -220,7 +221,7 @@ class _Probe:
 
 
 def _peek(iterator: Any) -> tuple[Callable[[], Any], Any]:
-    """An iterator that still contains the next batch, and the spec of that batch."""
+    """A function that returns an iterator which still yields the next batch, and that batch, or its specs."""
     if isinstance(iterator, tf.data.Iterator):
         return (lambda: iterator), iterator.element_spec
     if isinstance(iterator, list):
@@ -245,7 +246,7 @@ def _call_symbolically(model: Any, batch: Any) -> None:
 
 
 def _make_keras_tensors(x: Any) -> Any:
-    """Keras's tensors in the structure of a model's inputs; an input that is None gets its configured shape."""
+    """Symbolic tensors of Keras in the structure of a model's inputs; one that is None gets its configured shape."""
     x = tf.nest.map_structure(lambda leaf: leaf if hasattr(leaf, "shape") else None, x)
     if any(leaf is None for leaf in tf.nest.flatten(x)):
         forms = DeclaredInputs(current_run().config.inputs, is_single_process=False)

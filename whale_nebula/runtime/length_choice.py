@@ -46,8 +46,9 @@ _LOG = logging.getLogger("whale_nebula.runtime.run")
 
 @dataclass(frozen=True)
 class OpenChoices:
-    """What is to be chosen for each length. `micro_batch` and `compress` have what is given, and are None if they are
-    open; `shapes` are those of a batch's tensors by length, `free` the same with None for sizes that depend on it.
+    """What is to be chosen for each length: the numbers of micro-batches if `micro_batch` is None, otherwise it has
+    those that are given, and likewise the codecs in `compress`. `shapes` are those of a batch's tensors by length, and
+    `free` the same with None for sizes that depend on the length.
     """
 
     micro_batch: Mapping[int, int] | None
@@ -59,7 +60,9 @@ class OpenChoices:
 
 @dataclass(frozen=True)
 class LengthChoice:
-    """The choice for a length: None is what scopes say. `seconds` are those that are predicted for a step."""
+    """The choice for a length; what is None was not open, and scopes or tables determine it. `seconds` are those that
+    are predicted for a step.
+    """
 
     micro_batch: int | None = None
     codec: str | None = None
@@ -72,13 +75,15 @@ def choose_by_length(
     """The choice for each length: that of the run that is resumed, or a new one."""
     run = current_run()
     key = f"{step.name} by the curriculum of {', '.join(map(str, open_choices.shapes))}"
-    known = run.by_length.get(key)
+    known = run.length_choices.get(key)
     if known is not None:
         return {length: LengthChoice(*known[str(length)]) for length in open_choices.shapes}
     layout, tensors = signature(arguments, step.whole, find_declared_inputs())
     captured = _capture_any_length(step, layout, unpack, open_choices, run)
     found = _choose(step.name, captured, layout, tensors, open_choices, run)
-    run.by_length[key] = {str(length): (each.micro_batch, each.codec, each.seconds) for length, each in found.items()}
+    run.length_choices[key] = {
+        str(length): (each.micro_batch, each.codec, each.seconds) for length, each in found.items()
+    }
     _LOG.info("%s: %s", step.name, "; ".join(f"{length}: {each}" for length, each in found.items()))
     return found
 
@@ -171,7 +176,9 @@ def _build_chain(program: Program, shapes: Shapes, open_choices: OpenChoices) ->
 def _interpolate(
     ends: Mapping[int, tuple[dict[str, MeasuredBlocks], dict[str, float]]], length: int
 ) -> tuple[dict[str, MeasuredBlocks], dict[str, float]]:
-    """What was measured, for sequences of a length between the shortest and the longest."""
+    """The seconds of blocks and the slowdowns of clusters for sequences of a length, between those that were measured
+    for the shortest and the longest.
+    """
     short, long = min(ends), max(ends)  # what is measured of short sequences takes no longer than of long ones
     share = (length - short) / (long - short) if long > short else 1.0
     (first, _), (last, slowness) = ends[short], ends[long]
@@ -231,7 +238,7 @@ def _list_codecs(
     parts: Sequence[Part], keys: Sequence[str], chain: Layers, clusters: Clusters, program: Program,
     open_choices: OpenChoices, length: int,
 ) -> tuple[tuple[CodecCosts, ...], list[tuple[Part, ...]]]:  # fmt: skip
-    """The codecs of crossings, and the stages with each choice of them, the mildest first."""
+    """The codecs of crossings, the mildest first, and the stages with each possible choice of them."""
 
     def code(name: str, there: Encoding, back: Encoding) -> CodecCosts:
         return code_crossing(name, there, back, chain.tensors, chain.rows, clusters.codecs)
@@ -252,6 +259,6 @@ def _list_codecs(
     ]
 
 
-def _find_sized(way: Encoding) -> Encoding:
-    """A way whose size is known beforehand: one that follows the line begins without a codec."""
-    return Encoding() if way.auto else way
+def _find_sized(encoding: Encoding) -> Encoding:
+    """An encoding whose size is known beforehand: "auto", which adapts to the link, begins without a codec."""
+    return Encoding() if encoding.auto else encoding

@@ -47,8 +47,8 @@ from whale_nebula.scopes.auto import get_current_limits
 
 
 def describe_meetings(program: Program, variables: Mapping[str, Any], rows: int, run: Run) -> Sequence[str]:
-    """Sentences on local SGD: rows of each cluster, and the exchange with each other cluster, computed from sizes;
-    empty if there is no other cluster.
+    """Sentences on local SGD for a plan: the rows of each cluster, and what is exchanged with each other cluster; empty
+    without local SGD or other clusters.
     """
     local_sgd = program.local_sgd
     participants = None if local_sgd is None else find_participants(local_sgd, run)
@@ -103,8 +103,8 @@ def capture_step(
     tensors: Sequence[Any] | None = None,
     **options: Any,
 ) -> Captured:
-    """Capture a step, with what a planner decides of it. `tensors` are its first batch, if there is one; `options` are
-    those of `capture`.
+    """Capture a step, with what a planner decides (`plan_capture`). `tensors` are its first batch, if there is one;
+    `options` are those of `capture`.
     """
     return plan_capture(name, capture(call, layout, **options), call, layout, tensors, **options)
 
@@ -117,8 +117,8 @@ def plan_capture(
     tensors: Sequence[Any] | None = None,
     **options: Any,
 ) -> Captured:
-    """A captured step with what a planner decides of it: under `nb.auto_parallel` the stages, within the scopes'
-    constraints, and the interval of local SGD if it is "auto".
+    """A captured step with what a planner decides: under `nb.auto_parallel` the stages, within the constraints of
+    scopes, and the interval of local SGD if that is "auto". Arguments are those of `capture_step`.
     """
     found, limits = captured, get_current_limits()
     if limits is not None:
@@ -157,7 +157,7 @@ def _assemble_plan(
     pipeline = cut.program.pipeline
     model, _, step = name.rpartition(".")
     returned = list_returned_names(captured.structured_outputs)
-    workshop = functools.cache(lambda: FunctionBuilder(captured.graph, captured.aliases))
+    builder = functools.cache(lambda: FunctionBuilder(captured.graph, captured.aliases))
     overview = RecordBuilder(cut, rows, run.links, shapes, model if step.endswith("_step") else "", returned)
     traffic = Traffic(cut, [stage.cluster for stage in cut.program.stages], run.links, shapes)
     crossed = CrossingSizes(cut, rows, shapes)
@@ -188,7 +188,7 @@ def _assemble_plan(
         exchange_seconds=rounds_seconds(traffic.rounds(tuple(rows))),
         layouts=list_layouts(cut),
         collectives=list_collectives(cut, crossed, len(rows), find_rings(run) if cut.layouts else None),
-        definition=functools.partial(_find_graph_def, cut, workshop),
+        definition=functools.partial(_find_graph_def, cut, builder),
         decision=decision,
         considered=() if decision is None else decision.considered,
         crossings=cut.input_crossings,
@@ -199,7 +199,7 @@ def _assemble_plan(
 
 
 def _list_links(traffic: Traffic, rows: Sequence[int]) -> dict[str, PlanLink]:
-    """The links that this step uses, with sizes by the formula with which links count bytes."""
+    """The links that a step uses, by name, with the bytes that links will count."""
     found: dict[str, PlanLink] = {}
     for name, link in plan_link_reports(traffic.cut, traffic.hosts, rows, traffic.exchange_sizes).items():
         line, sent = traffic.lines.between(*name.split("->")), (link.payload_bytes, link.bytes, link.frames)
@@ -207,18 +207,18 @@ def _list_links(traffic: Traffic, rows: Sequence[int]) -> dict[str, PlanLink]:
     return found
 
 
-def _find_graph_def(cut: Cut, workshop: Callable[[], FunctionBuilder], stage: str) -> Any:
+def _find_graph_def(cut: Cut, builder: Callable[[], FunctionBuilder], stage: str) -> Any:
     """The graph of a stage's forward, in the first phase in which it has one."""
     for phase in cut.phases:
         for found in phase.stages:
             if cut.program.stages[found.stage].key == stage and found.forward is not None:
-                return workshop().build(found.forward).concrete.graph.as_graph_def()
+                return builder().build(found.forward).concrete.graph.as_graph_def()
     return tf.compat.v1.GraphDef()
 
 
 def check_pinned(name: str, captured: Captured, layout: Signature) -> None:
-    """Refuse a step whose plan differs from its pin, or is not approved by the owner of this cluster; without pins and
-    approvals do nothing.
+    """Refuse a step whose plan differs from its pin, or is not approved by the owner of this cluster. Does nothing
+    without pins and approvals.
     """
     run = current_run()
     pins, scoped = run.pins, captured.program.has_scopes

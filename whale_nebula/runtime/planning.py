@@ -70,13 +70,14 @@ def plan(model_or_function: Any, *example: Any) -> Plan:
 # ---------------------------------------------------------------------- subjects
 @dataclass(frozen=True)
 class Subject:
-    """The step that is planned or verified, and the arguments of a call."""
+    """A step that is planned or verified, and the arguments of a call. `running` is the step, if any, that calls of the
+    model or function run: its capture is used again.
+    """
 
     step: Step
     arguments: Arguments
     unpack: Unpack
     running: Step | None = None
-    """The step that its calls run; its capture is reused."""
 
     def call(self, arguments: Sequence[Any]) -> Any:
         """Call the step with these values of its arguments."""
@@ -84,15 +85,17 @@ class Subject:
 
 
 def _find_subject(target: Any, example: Sequence[Any], is_tuple: bool = False) -> Subject:
-    """The subject of an example. With `is_tuple` it is passed to a train step as a tuple, otherwise like in `fit`."""
+    """The step of a model or function, with an example of its arguments. With `is_tuple` a train step receives the
+    example as a tuple, otherwise as `fit` would pass it.
+    """
     if isinstance(target, functools.partial) and isinstance(target.func, NebulaFunction) and not target.keywords:
         target, example = target.func, (*target.args, *example)
     if isinstance(target, NebulaFunction):
         return Subject(target.step, *target.arguments(*example), running=target.step)
     if not isinstance(target, keras.Model):
-        given = "a plain function" if inspect.isroutine(target) else f"{type(target).__name__} {reprlib.repr(target)}"
+        kind = "a plain function" if inspect.isroutine(target) else f"{type(target).__name__} {reprlib.repr(target)}"
         raise OptionError(
-            f"nb.plan takes a Keras model or an nb.function, not {given}",
+            f"nb.plan takes a Keras model or an nb.function, not {kind}",
             where=str(calling_site()),
             mend="write @nb.function above the definition of the function, and plan that",
         )
@@ -180,16 +183,18 @@ def _read_example(example: Sequence[Any]) -> tuple[Sequence[Any], bool]:
 
 
 def cast_to_floatx(leaf: Any) -> Any:
-    """Cast a floating-point array to Keras's precision, in which it is fed."""
+    """A floating-point array in Keras's precision, in which `fit` feeds it; anything else unchanged."""
     floating = isinstance(leaf, np.ndarray) and np.issubdtype(leaf.dtype, np.floating)
     return leaf.astype(keras.config.floatx()) if floating else leaf
 
 
 def _make_signature(subject: Subject) -> tuple[Signature, list[Any]]:
-    """The signature of a call with these examples; a spec keeps the unknown axes that it has."""
+    """The signature of a call with the subject's arguments, and their tensors: zeros for specs, whose unknown axes stay
+    unknown in the signature.
+    """
     specs: dict[int, tf.TensorSpec] = {}
 
-    def stand_in(leaf: Any) -> Any:
+    def make_tensor(leaf: Any) -> Any:
         spec = _find_spec(leaf)
         if spec is None:
             return leaf
@@ -197,14 +202,14 @@ def _make_signature(subject: Subject) -> tuple[Signature, list[Any]]:
         specs[id(tensor)] = spec
         return tensor
 
-    arguments = [(name, tf.nest.map_structure(stand_in, value)) for name, value in subject.arguments]
+    arguments = [(name, tf.nest.map_structure(make_tensor, value)) for name, value in subject.arguments]
     layout, tensors = signature(arguments, subject.step.whole, find_declared_inputs())
-    given = [specs.get(id(tensor), spec) for tensor, spec in zip(tensors, layout.specs, strict=True)]
-    chosen = [
+    own = [specs.get(id(tensor), spec) for tensor, spec in zip(tensors, layout.specs, strict=True)]
+    any_rows = [
         tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if batched else spec
-        for spec, batched in zip(given, layout.batched, strict=True)
+        for spec, batched in zip(own, layout.batched, strict=True)
     ]
-    return replace(layout, specs=tuple(chosen)), tensors
+    return replace(layout, specs=tuple(any_rows)), tensors
 
 
 def _find_spec(leaf: Any) -> tf.TensorSpec | None:

@@ -39,7 +39,12 @@ _LOG = logging.getLogger("whale_nebula.runtime.run")
 
 @dataclass
 class PlanWatch:
-    """Compares the steps of a program with its decision's predictions for batches of `rows` rows."""
+    """Compares the steps of a program with the predictions of its decision, and looks for better plans.
+
+    `rows` is the number of rows of the first step's batch, for which `candidate` is the decided plan with its predicted
+    costs, None if it does not fit in memory with so many. `samples` are measured seconds by "step", "stage NAME" and
+    "link A->B"; `offer` is a text on a better plan. `advance` searches plans for other numbers of workers.
+    """
 
     name: str
     decision: Decision
@@ -60,8 +65,8 @@ class PlanWatch:
     def add(
         self, outcome: StepOutcome, tensors: Sequence[Any], workers: Mapping[str, WorkerReport]
     ) -> PlannedReport | None:
-        """Record a step; returns the comparison with the prediction. Steps whose number of rows differs from the first
-        one do not count.
+        """Record a step; returns the comparison of all counted ones with the prediction, None if there are none yet.
+        Steps with a different number of rows than the first one do not count.
         """
         rows = self._count_rows(outcome, tensors)
         self.step_count += 1
@@ -149,10 +154,10 @@ class PlanWatch:
             slowness = self._keep_slowness(candidate, observed)
             problem = correct_problem(replace(self.decision.problem, rows=self.rows), candidate, observed)
             better = find_better_plan(problem, candidate.shape, observed.seconds, self.decision.measured_shapes)
-        takes = self._will_adopt(better)
+        adopts = self._will_adopt(better)
         if better is not None:
             self.offer = self._describe(better, observed, slowness)
-            if takes:
+            if adopts:
                 self._adopt(better, candidate, observed, slowness)
             elif not self.decision.replan:
                 self._report_offer(found)
@@ -162,8 +167,8 @@ class PlanWatch:
             self.is_logged = True
 
     def _will_adopt(self, better: Offer | None) -> bool:
-        """Whether a better plan, on which all processes have agreed, is adopted from the next step on. A pinned plan
-        is kept.
+        """Whether the better plan that was found, if any, is adopted from the next step on: if all processes have found
+        the same one, which they compare here, and the present one is not pinned.
         """
         before, run = self.decision, self.run
         if not before.replan or len(before.measured_shapes) >= MAX_PLANS or run.pins.find_pin(self.name) is not None:
@@ -175,7 +180,7 @@ class PlanWatch:
         return better is not None and all(each == own for each in plans.values())
 
     def _observe(self, candidate: Candidate, seconds: float, outcome: StepOutcome) -> Observation:
-        """The step's measurements of all processes."""
+        """The measurements of a step: its seconds, those of its stages if known, and the links between them."""
         if outcome.basis is not None:
             stages = tuple(_sum_compute_seconds(outcome.basis, place) for place in range(len(outcome.basis.stages)))
             return Observation(
@@ -195,15 +200,15 @@ class PlanWatch:
         for place, (one, other) in enumerate(pairwise(candidate.parts)):
             if one.cluster == other.cluster:
                 continue
-            wires, link_seconds = {}, 0.0
+            lines, link_seconds = {}, 0.0
             for a, b in ((one.cluster, other.cluster), (other.cluster, one.cluster)):
-                name, wire = problem.name_line(a, b), problem.line(a, b)
+                name, line = problem.name_line(a, b), problem.line(a, b)
                 mib = pace.get(f"{LINE}{name}")
-                wires[a, b] = replace(wire, rate=MIB / mib) if mib else wire
-                link_seconds += wires[a, b].seconds(candidate.bytes.get(name, 0.0) / count)
+                lines[a, b] = replace(line, rate=MIB / mib) if mib else line
+                link_seconds += lines[a, b].seconds(candidate.bytes.get(name, 0.0) / count)
             away, kept = (pace.get(f"0.{place + n}.first.{what}", 0.0) for n, what in ((0, "away"), (1, "kept")))
             delay = (away - kept - link_seconds - pace.get(f"0.{place}.forward", 0.0)) / 2  # it may wait for a forward
-            yield from ((ends, replace(wire, delay=max(wire.delay, delay))) for ends, wire in wires.items())
+            yield from ((ends, replace(line, delay=max(line.delay, delay))) for ends, line in lines.items())
 
     def _describe(self, better: Offer, observed: Observation, slowness: Mapping[str, float]) -> str:
         """A text that compares a better plan with the current one."""
@@ -221,7 +226,9 @@ class PlanWatch:
             warn_once(site, what, why=found.cause, mend=mend, key=(self.name, self.rows))
 
     def _keep_slowness(self, candidate: Candidate, observed: Observation) -> dict[str, float]:
-        """Store the measured slowdown of clusters on this host, for the next run's planning."""
+        """The measured slowdowns of clusters. Those of clusters on this host are stored for the planning of later runs,
+        and the plans for other numbers of workers are searched again with them.
+        """
         run, before = self.run, self.decision
         clusters, found = before.problem.clusters, dict(before.slowness)
         for number, factor in find_slowness(before.problem, candidate, observed).items():
@@ -250,6 +257,6 @@ class PlanWatch:
 
 
 def _sum_compute_seconds(basis: Basis, place: int) -> float:
-    """Seconds that a stage computes for a micro-batch, in all phases; with replicas, in the slowest."""
+    """Seconds that a stage computes for a micro-batch, in all phases; those of its slowest replica if it has some."""
     works = [phase.works[place] for phase in basis.phases]
     return sum((work.seconds - work.codecs - work.overhead) * work.max_slowdown for work in works)

@@ -58,7 +58,7 @@ class Here:
         a config, names that it does not contain; without one, names similar to a cluster's.
         """
         fixed = not self.alone or (_run is not None and bool(_run.config.clusters))
-        known = self.clusters if _run is None else (*self.clusters, *_run.moved)
+        known = self.clusters if _run is None else (*self.clusters, *_run.replacements)
         if cluster not in known and (fixed or closest(cluster, self.clusters, similarity=0.75) is not None):
             _warn_unknown(cluster, self.clusters)
         return self.alone or cluster in (self.cluster, *self.runs_for)
@@ -74,19 +74,30 @@ def _warn_unknown(cluster: str, known: Sequence[str]) -> None:
 
 
 @dataclass
-class StepNow:
+class CurrentStep:
     """The running step, for code outside the graph: its number, its number of micro-batches, which is 0 between steps,
     and whether each cluster trains a copy of the whole program.
     """
 
     number: int = 0
     micro_batches: int = 0
-    apart: bool = False
+    is_local_sgd: bool = False
 
 
 @dataclass
 class Run:
-    """An open run. It is closed by `nb.shutdown()`, or at the end of its block as a context manager."""
+    """An open run. It is closed by `nb.shutdown()`, or at the end of its block as a context manager.
+
+    `clusters` are those of the programs so far, and `programs` is their number. In a run of several processes,
+    `attachment` is the identity of this one, `ledger` has its session and the variables that it holds, and `hosts` has
+    a text for each worker, the same for those with this one's host and folder. `source` is the path of the config, and
+    `site` the line that opened the run. `compares_rows` is true if `ids` names an input of a program. `channels` are
+    the states of codecs, and `models` the models to which they belong. `decisions` are those of the planner,
+    `measured_links` and `measured_collectives` what it has measured, `intervals` those of local SGD that were chosen,
+    with the variables that they are for, and `length_choices` those of curricula. `rounds` are the open exchanges of
+    local SGD, `data` has readers of datasets, and `traces` are those in the background. `closers` are called at the
+    end.
+    """
 
     config: Config
     links: Links
@@ -105,17 +116,17 @@ class Run:
     channels: dict[str, Any] = field(default_factory=dict)
     models: Any = None
     source: str = ""
-    compares: bool = False
+    compares_rows: bool = False
     rounds: Any = None
     decisions: list[Any] = field(default_factory=list)
-    lines: list[Any] = field(default_factory=list)
-    collectives: list[Any] = field(default_factory=list)
+    measured_links: list[Any] = field(default_factory=list)
+    measured_collectives: list[Any] = field(default_factory=list)
     intervals: list[tuple[Any, frozenset[int]]] = field(default_factory=list)
-    by_length: dict[str, Any] = field(default_factory=dict)
+    length_choices: dict[str, Any] = field(default_factory=dict)
     checkpoints: Any = None
     data: dict[str, Any] = field(default_factory=dict)
     traces: list[Any] = field(default_factory=list)
-    step_now: StepNow = field(default_factory=StepNow)
+    current_step: CurrentStep = field(default_factory=CurrentStep)
 
     def __repr__(self) -> str:
         here = self.here()
@@ -161,14 +172,14 @@ class Run:
         are configured.
         """
         running = list(self.workers.values())
-        listed = {name: len(each.workers) for name, each in self.config.clusters.items() if name not in self.moved}
+        listed = {
+            name: len(each.workers) for name, each in self.config.clusters.items() if name not in self.replacements
+        }
         return {name: max(1, running.count(name) or listed.get(name, 1)) for name in listed or dict.fromkeys(running)}
 
     @property
-    def moved(self) -> dict[str, str]:
-        """The absent elastic clusters, each with the cluster that runs its stages, assigned round robin to those
-        present.
-        """
+    def replacements(self) -> dict[str, str]:
+        """The absent elastic clusters, each with the present cluster that runs its stages."""
         return assign_absent(self.config, set(self.workers.values()))
 
     @property
@@ -190,7 +201,7 @@ class Run:
         clusters = tuple(dict.fromkeys(self.workers.values()))
         epoch = self.attachment.epoch if self.ledger is None else self.ledger.session.epoch
         own = self.attachment.cluster
-        runs_for = tuple(name for name, home in self.moved.items() if home == own)
+        runs_for = tuple(name for name, home in self.replacements.items() if home == own)
         return Here(own, self.attachment.worker, self._leads(), clusters, epoch=epoch, runs_for=runs_for)
 
     def _leads(self) -> bool:
@@ -199,9 +210,9 @@ class Run:
         last = [worker for worker, cluster in self.workers.items() if cluster == last_cluster]
         return self.attachment is not None and self.attachment.worker == last[0]
 
-    def meet(self, clusters: Sequence[str], written: Mapping[str, str] | None = None) -> None:
+    def register_clusters(self, clusters: Sequence[str], written: Mapping[str, str] | None = None) -> None:
         """Register the clusters of a program that is about to run; `written` has the source line of each cluster's
-        stage.
+        stage. Unknown ones are refused.
 
         If a config names clusters, it must name all of them. Without a config, a single process creates clusters by
         their names; in several processes they must exist.
@@ -229,7 +240,8 @@ class Run:
         idle = [name for name in dict.fromkeys(self.workers.values()) if name not in self.clusters]
         mend = f"start a worker of {cluster!r}"
         alone = list(self.workers) == ["local/0"]
-        if self.attachment is not None and (self.attachment.everywhere or alone) and self.attachment.config is None:
+        own = self.attachment
+        if own is not None and own.config is None and (own.has_one_launcher or alone):
             mend = f"whale-nebula run --all --clusters {','.join(self.clusters)}"
         return ConfigError(
             f"no process runs cluster {cluster!r}",
@@ -267,20 +279,25 @@ class Run:
             self.rounds.settle()
 
     def share_failures(self) -> contextlib.AbstractContextManager[None]:
-        """Context of an action for which the other processes wait, if there are any: its failure is sent to them."""
+        """Context of an action for which other processes wait: its failure is sent to them, if there are any."""
         return contextlib.nullcontext() if self.ledger is None else self.ledger.session.share_failures()
 
     def close_at_end(self, *closers: Callable[[], object]) -> None:
-        """Call these functions, the last one first, when the run is closed, or at the end of the script."""
+        """Call these functions, the last one first, when the run is closed, or at the end of the script, before the
+        exit functions that were registered earlier by others.
+        """
         self.closers += closers
+        atexit.unregister(shut_down_at_exit)
         atexit.register(shut_down_at_exit)
 
     def check_ids(self, inputs: Sequence[str]) -> None:
-        """Verify at the first step that `ids` names an input by which rows can be compared between processes."""
-        self.compares = self.compares or check_named_inputs(parse_ids(self.ids), inputs, self.site)
+        """Called for each program, with the names of its inputs: note whether `ids` names one of them, by which
+        processes compare their rows. Refuses `ids` that name none of any program.
+        """
+        self.compares_rows = self.compares_rows or check_named_inputs(parse_ids(self.ids), inputs, self.site)
 
     def _check_links(self) -> None:
-        """At the first program of several clusters, refuse links between unknown clusters."""
+        """Refuse links that name unknown clusters; called at the first program of several clusters."""
         known = list(dict.fromkeys([*self.config.clusters, *self.clusters, *self.workers.values()]))
         unknown = next((name for name in self.links.names if name not in known), None)
         if unknown is not None:
@@ -295,7 +312,9 @@ class Run:
 
 
 def assign_absent(config: Config, present: Collection[str]) -> dict[str, str]:
-    """For each elastic cluster that is not present, the one that runs its stages."""
+    """For each elastic cluster that is not present, the present one that runs its stages: in turn, in the order of the
+    config.
+    """
     running = [name for name in config.clusters if name in present]
     may_leave = [name for name, limits in config.elastic.items() if not limits.least]
     away = [name for name in may_leave if running and name not in running]
@@ -368,21 +387,21 @@ def init(
         if watching is not None:
             loaded = replace(loaded, outputs={}, checkpoint=None)
         joined = parse_links(links, loaded.clusters, site) if links is not None else loaded.links
-        held = read_pins(plan if plan is not None else loaded.plan, site)
-        run = Run(loaded, joined, _parse_seed(seed), _check_ids(ids), attachment, site=str(script_site()), pins=held)
+        pins = read_pins(plan if plan is not None else loaded.plan, site)
+        run = Run(loaded, joined, _parse_seed(seed), _check_ids(ids), attachment, site=str(script_site()), pins=pins)
         run.source = str(config) if isinstance(config, str | os.PathLike) else ""
         if loaded.approvals is not None and watching is None:
             run.approvals = _open_approvals(run)
-        if held:
-            run.close_at_end(held.close)
-        given = {"metrics": metrics, "tensorboard": tensorboard, **(outputs or {})}
-        chosen = {**loaded.outputs, **{name: path for name, path in given.items() if path is not None}}
-        seen = OutputOptions(loaded.show if show is None else show, chosen)
+        if pins:
+            run.close_at_end(pins.close)
+        requested = {"metrics": metrics, "tensorboard": tensorboard, **(outputs or {})}
+        paths = {**loaded.outputs, **{name: path for name, path in requested.items() if path is not None}}
+        output_options = OutputOptions(loaded.show if show is None else show, paths)
         with keep_generators(), _close_if_it_fails(run):
-            _watch_steps(run, seen.validate(site))
+            _watch_steps(run, output_options.validate(site))
             own = "" if attachment is None else attachment.cluster
             least = {name: max(1, limits.least) for name, limits in loaded.elastic.items()}
-            set_clusters(run.cluster_sizes, own, run.cluster_speeds, run.moved, least)
+            set_clusters(run.cluster_sizes, own, run.cluster_speeds, run.replacements, least)
             if run.attachment is not None:
                 _join_processes(run, run.attachment)
             saves = loaded.checkpoint if checkpoint is None else _parse_checkpointing(checkpoint, site)
@@ -435,11 +454,11 @@ def _close_if_it_fails(run: Run) -> Iterator[None]:
         raise
 
 
-def _watch_steps(run: Run, seen: OutputOptions) -> None:
+def _watch_steps(run: Run, output_options: OutputOptions) -> None:
     """Start the displays of steps, until the run is closed or the script exits."""
     launched = run.attachment
     canvas, folder = (None, None) if launched is None else (launched.picture, launched.reports)
-    watching = open_outputs(seen, lambda: run.here().lead, canvas, folder)
+    watching = open_outputs(output_options, lambda: run.here().lead, canvas, folder)
     if watching is not None:
         watch([watching])
         run.close_at_end(watching.close)
@@ -461,8 +480,8 @@ def _parse_seed(seed: Any) -> int | None:
     try:
         return None if seed is None else options.check_integer("seed", seed)
     except OptionError as refusal:
-        whole = isinstance(seed, str) and seed.strip().isdigit()
-        refusal.mend = f"nb.init(seed={int(seed) if whole else 1})"
+        is_number = isinstance(seed, str) and seed.strip().isdecimal()
+        refusal.mend = f"nb.init(seed={int(seed) if is_number else 1})"
         raise
 
 
@@ -486,11 +505,11 @@ def _join_processes(run: Run, attachment: Attachment) -> None:
 
 
 def _set_seeds(run: Run) -> None:
-    """Set all random seeds to the given one, in one process or several; a launcher's seed is already set."""
+    """Seed all random generators with the run's seed, or that of the config unless the launcher has already set it."""
     launched = None if run.attachment is None else run.attachment.seed
-    named = run.config.seed if run.seed is None and run.config.seed != launched else run.seed
-    if named is not None:
-        seed_all(named)
+    seed = run.config.seed if run.seed is None and run.config.seed != launched else run.seed
+    if seed is not None:
+        seed_all(seed)
 
 
 @check_signature
@@ -504,11 +523,13 @@ def shutdown() -> None:
     global _run
     wait_for_traces(_run)  # before the lock is taken, which a trace needs
     with _LOCK:
-        if _run is not None and _run.checkpoints is not None:
-            _run.checkpoints.end()
-        run, _run = _run, None
-        _close(run)
-        set_limits(None)
+        try:
+            if _run is not None and _run.checkpoints is not None:
+                _run.checkpoints.end()
+        finally:
+            run, _run = _run, None
+            _close(run)
+            set_limits(None)
 
 
 def _close(run: Run | None) -> None:
@@ -520,13 +541,13 @@ def _close(run: Run | None) -> None:
 
 
 def wait_for_traces(run: Run | None) -> None:
-    """Wait for traces in the background."""
+    """Wait for the ends of traces in the background."""
     for trace in () if run is None else run.traces:
         trace.wait()
 
 
 def shut_down_at_exit() -> None:
-    """Close the run at the end of the script."""
+    """Close the run at the end of the script; unsaved steps are saved as after an error if one ended the script."""
     if _run is not None and _run.checkpoints is not None and hasattr(sys, "last_value"):
         _run.checkpoints.end_by_error()
     shutdown()
@@ -537,8 +558,8 @@ def report_failure(failure: BaseException) -> None:
     with _LOCK:
         checkpoints = None if _run is None else _run.checkpoints
         if _run is not None and _run.ledger is not None:
-            whole = checkpoints is not None and not checkpoints.script_state.torn
-            _run.ledger.session.fail(failure, last=whole)
+            can_save = checkpoints is not None and not checkpoints.script_state.torn
+            _run.ledger.session.fail(failure, last=can_save)
         if checkpoints is not None:
             checkpoints.end_by_error()
 

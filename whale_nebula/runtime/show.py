@@ -30,8 +30,9 @@ _KEPT_CALLBACKS = (keras.callbacks.History, keras.callbacks.ProgbarLogger)
 
 @dataclass
 class ShownPlans:
-    """The plans of the steps that were called, once for each signature of a step. With `goes_on` the script continues
-    after a step; `report_save` is then called with the name of the function with which it saves.
+    """The plans of the steps that a script calls, one for each signature of a step. With `goes_on` the script continues
+    after a step, with zeros as results; `report_save` is called instead of each function that would save a model, with
+    its name.
     """
 
     goes_on: bool
@@ -48,25 +49,25 @@ class ShownPlans:
             self.open_patches.enter_context(_suspend_callbacks())
 
     def observe_step(self, step: Step, layout: Signature, tensors: Sequence[Any], unpack: Unpack) -> Captured:
-        """Capture a step, if it is new, and plan it if it has scopes."""
+        """The captured step of a call: a new one is captured, and planned if it has scopes."""
         key = id(step), layout.key
         if key not in self.steps_by_key:
             call = partial(step.call, unpack)
             seen = capture_step(step.name, call, layout, tensors, paths=step.paths, metrics=step.metrics)
             if seen.program.has_scopes:
                 self.plans.append(plan_step(step.name, seen, tensors, (*step.notes, *seen.projected)))
-                self._guard()
+                self._suppress_saving()
             self.steps_by_key[key] = seen
         return self.steps_by_key[key]
 
     def make_zeros(self, seen: Captured, tensors: Sequence[Any]) -> Any:
-        """Zeros with the specs of a step's results, which are not computed."""
+        """Zeros in place of a step's results, with their structure, shapes and dtypes."""
         rows = next((int(tensor.shape[0]) for tensor in tensors if tensor.shape.rank), 1)
         results = tf.nest.flatten(seen.structured_outputs, expand_composites=True)
         return seen.pack([_zero(each, rows) for each in results if isinstance(each, tf.Tensor)])
 
-    def _guard(self) -> None:
-        """Suppress saving after the first step that returns zeros."""
+    def _suppress_saving(self) -> None:
+        """Suppress saving once the first planned step has returned zeros."""
         if self.goes_on and len(self.plans) == 1:
             self.open_patches.enter_context(_report_saves(self.report_save))
 

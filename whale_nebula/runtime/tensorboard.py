@@ -20,7 +20,9 @@ _ALONE = "local/0"
 
 
 class EventFiles:
-    """A folder of event files, with a subfolder for each of several processes. A program's scalars have its name."""
+    """A folder of TensorBoard's event files, with a subfolder for each worker if there are several processes. The names
+    of scalars begin with that of their program.
+    """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)

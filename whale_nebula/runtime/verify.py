@@ -141,7 +141,9 @@ def _make_tensor(leaf: Any) -> Any:
 
 
 def _run_both(engine: Engine, plain: Callable[..., Any], tensors: Sequence[Any], *, measured: bool) -> Runs:
-    """Run the uncut step and the planned one from the current variables, which are restored."""
+    """Run the uncut step and the planned one from the current variables, which are restored; the effect of rounding is
+    `measured` in addition.
+    """
     with gathered(), suspend_carried_errors():
         before = _read_variables(engine)
 
@@ -200,7 +202,7 @@ def _measure_noise(
 
 
 def _nudge(engine: Engine, seed: int) -> None:
-    """Change all trained variables by the last bit of the step's precision."""
+    """Change all trained variables by one bit of the lowest precision with which the step computes."""
     bit = max(verification.BITS[dtype] for dtype in ("float32", *_list_half_types(engine)))
     for variable in engine.captured.program.variables:
         live = engine.captured.variables[variable.path]
@@ -218,9 +220,9 @@ def _shuffle_rows(engine: Engine, tensors: Sequence[Any]) -> Sequence[Any]:
 
 
 def _build_verification(engine: Engine, runs: Runs, reasons: Sequence[_Reason]) -> Verification:
-    program, halved = engine.captured.program, bool(_list_half_types(engine))
+    program, is_half = engine.captured.program, bool(_list_half_types(engine))
     names, runs, elsewhere = _select_here(_list_names(engine), runs)
-    rows = list(verification.compare_tensors(names, runs, HALF if halved else EXACT))
+    rows = list(verification.compare_tensors(names, runs, HALF if is_half else EXACT))
     if reasons:
         rows = [row._replace(limit=math.inf, noisy=False) for row in rows]
     return Verification(
@@ -230,13 +232,15 @@ def _build_verification(engine: Engine, runs: Runs, reasons: Sequence[_Reason]) 
         not reasons,
         (*(reason.why for reason in reasons), *_list_remarks(engine, rows, names, runs), *elsewhere),
         tuple(dict.fromkeys(reason.mend for reason in reasons)),
-        "within half precision" if halved else "",
+        "within half precision" if is_half else "",
         max(1, len(reasons)),
     )
 
 
 def _select_here(names: Sequence[str], runs: Runs) -> tuple[list[str], Runs, list[str]]:
-    """The results that the plan returned in this process; a remark names the holders of the others."""
+    """The names and values of the results that the plan returned in this process; remarks name the holders of the
+    others.
+    """
     planned = runs.planned.returned
     kept = [number for number, tensor in enumerate(planned) if not isinstance(tensor, AbsentResult)]
     uncut, cut = (State([run.returned[n] for n in kept], run.variables) for run in (runs.uncut, runs.planned))
@@ -258,18 +262,18 @@ def _list_reasons(engine: Engine, tensors: Sequence[Any]) -> tuple[_Reason, ...]
     """The reasons why the two steps must differ."""
     program, graph = engine.captured.program, engine.captured.program.graph
     ops = [op for part in (graph, *graph.functions.values()) for op in part.ops]
-    others = (DRAWS_NOTE, BATCH_SUM_NOTE)
-    coupled = [note for note in engine.cut.notes if not note.startswith(others) and "nb.compress at " not in note]
+    unrelated = (DRAWS_NOTE, BATCH_SUM_NOTE)
+    coupled = [note for note in engine.cut.notes if not note.startswith(unrelated) and "nb.compress at " not in note]
     allowed = coupled if program.pipeline.coupled == "allow" else []
-    alone = find_batch_fixes(program).alone
-    found = [_Reason(note, f"{alone} for the check") for note in allowed]
-    counted = any(STATE in variable.path for variable in program.variables)
-    if counted or any(is_stateful_draw(op) for op in ops):
+    fix = find_batch_fixes(program).alone
+    found = [_Reason(note, f"{fix} for the check") for note in allowed]
+    has_own_state = any(STATE in variable.path for variable in program.variables)
+    if has_own_state or any(is_stateful_draw(op) for op in ops):
         why = "the step draws random numbers without a state in a variable of the uncut step: they differ in each run"
         found.append(_Reason(why, "draw them from a keras.random.SeedGenerator, or draw none for the check"))
     elif program.pipeline.micro_batch > 1 and any(is_seeded_draw(op) for op in ops):
         why = "each micro-batch draws its own random numbers: reproducible, but not those of the uncut step"
-        found.append(_Reason(why, f"{alone}, or a dropout rate of zero, for the check"))
+        found.append(_Reason(why, f"{fix}, or a dropout rate of zero, for the check"))
     found += _list_lossy_codecs(engine)
     batched = [t for leaf, t in zip(program.leaves, tensors, strict=True) if leaf.batched]
     if any(len(tensor.shape) and tensor.shape[0] == 0 for tensor in batched):
@@ -290,12 +294,12 @@ def _list_lossy_codecs(engine: Engine) -> Iterator[_Reason]:
             yield _Reason(why, f'use backward="{kept}" in nb.compress, or remove it, for the check')
 
 
-def _is_lossy(way: Encoding) -> bool:
-    return way.coded and (way.auto or (way.codec is not None and not way.lossless))
+def _is_lossy(encoding: Encoding) -> bool:
+    return encoding.coded and (encoding.auto or (encoding.codec is not None and not encoding.lossless))
 
 
 def _list_half_types(engine: Engine) -> list[str]:
-    """The types of half precision of the model's computation, or of crossings."""
+    """The dtypes of half precision with which the step computes, or to which values are cast that cross."""
     casts = [parse_encoding(text).cast for b in engine.cut.boundaries for text in (b.codec, b.backward_codec)]
     inside = {spec.dtype for op in engine.captured.program.graph.ops for spec in op.outputs}
     return [dtype for name, dtype in _HALVES.items() if name in casts or dtype in inside]

@@ -15,7 +15,7 @@ from whale_nebula.cli import arguments, bench
 from whale_nebula.cli import bench as bench_ends
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError, CredentialsError
-from whale_nebula.launch.link_advice import load_measurement, path_of
+from whale_nebula.launch.link_advice import find_measurement_path, load_measurement
 from whale_nebula.security import Identity
 
 Capture = pytest.CaptureFixture[str]
@@ -49,7 +49,7 @@ def test_two_sites_measure_the_same_link_and_suggest_config(config: Path, capsys
     assert first["config"]["agrees"] is False
     assert first["config"]["write"].startswith("links: [{between: [gpu, npu], rate: ")
     assert "npu/0 measures the link to gpu/0" in err and "gpu/0 -> npu/0, tensors of 64 KiB" in err
-    saved = load_measurement(path_of(config, "gpu", "npu"))
+    saved = load_measurement(find_measurement_path(config, "gpu", "npu"))
     assert saved is not None and saved.first == "gpu/0"
 
 

@@ -23,8 +23,8 @@ from whale_nebula.cli.doctor import Check
 from whale_nebula.cli.doctor_cluster import Host, Target, check_host_names, find_host
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError
-from whale_nebula.launch.link_advice import LinkMeasurement, LinkThroughput, path_of, save
-from whale_nebula.launch.link_measurement import sheet
+from whale_nebula.launch.link_advice import LinkMeasurement, LinkThroughput, find_measurement_path, save_measurement
+from whale_nebula.launch.link_measurement import describe_end
 from whale_nebula.security import Credentials, Files, Identity, files
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
 
@@ -310,11 +310,11 @@ class TestLink:
     LARGE = LinkThroughput(1 << 20, 7.2e6, 7.2e6, 7e6, 7e6)
 
     def save_measurement(self, site: Site, **parts: object) -> None:
-        sheets = {"gpu/0": sheet(), "npu/0": sheet()}
+        sheets = {"gpu/0": describe_end(), "npu/0": describe_end()}
         measurement = LinkMeasurement(
             "gpu/0", "npu/0", "direct", 0.041, 0.04, 0.0, (self.LARGE,), sheets, 1, 0, time.time()
         )
-        save(replace(measurement, **parts), path_of(site.config, "gpu", "npu"))  # type: ignore[arg-type]
+        save_measurement(replace(measurement, **parts), find_measurement_path(site.config, "gpu", "npu"))  # type: ignore[arg-type]
 
     def read_checks(self, site: Site) -> dict[str, Check]:
         this_host = find_host(load(site.config), str(site.config), "npu")
@@ -344,7 +344,7 @@ class TestLink:
 
     @pytest.mark.parametrize(("part", "state"), [("tensorflow", "warning"), ("code", "note")])
     def test_different_versions_at_peer_are_reported(self, site: Site, part: str, state: str) -> None:
-        self.save_measurement(site, sheets={"gpu/0": {**sheet(), part: "0"}, "npu/0": sheet()})
+        self.save_measurement(site, sheets={"gpu/0": {**describe_end(), part: "0"}, "npu/0": describe_end()})
         check = self.read_checks(site)["versions at gpu"]
         assert check.state == state and f"{part} 0, here" in check.found
 

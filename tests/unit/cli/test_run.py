@@ -26,8 +26,8 @@ import pytest
 from whale_nebula.cli import arguments
 from whale_nebula.cli.main import main
 from whale_nebula.cli.run import SignalHandler, report_end
-from whale_nebula.launch import Outcome, Result
-from whale_nebula.launch.restarts import Ended
+from whale_nebula.launch import Outcome, Result, spawn
+from whale_nebula.launch.restarts import RunEnd
 
 Capture = pytest.CaptureFixture[str]
 SOON = 60.0
@@ -239,11 +239,11 @@ refuse()
     def test_ephemeral_certificates_are_private_and_deleted_after_the_run(
         self, script: Callable, capfd: Capture
     ) -> None:
-        code = "folder = os.path.dirname(me.security.key)\nprint(me.everywhere, folder, oct(os.stat(folder).st_mode))"
+        code = "folder = os.path.dirname(me.security.key)\nprint(me.has_one_launcher, folder, os.stat(folder).st_mode)"
         assert main(["run", "--all", "--clusters", "gpu", script(code)]) == arguments.DONE
-        everywhere, folder, mode = capfd.readouterr().out.split()
-        assert everywhere == "True"
-        assert stat.S_IMODE(int(mode, 8)) == 0o700
+        has_one_launcher, folder, mode = capfd.readouterr().out.split()
+        assert has_one_launcher == "True"
+        assert stat.S_IMODE(int(mode)) == 0o700
         assert not Path(folder).exists()
 
     def test_insecure_config_gives_a_warning(self, script: Callable, config: Callable, capfd: Capture) -> None:
@@ -304,8 +304,16 @@ ENDS: dict[str, tuple[dict[str, tuple[int, str]], str, list[str]]] = {
 def test_end_of_run_is_reported(case: str, capsys: Capture) -> None:
     outcomes, first, lines = ENDS[case]
     result = Result({name: Outcome(name, code, "", err) for name, (code, err) in outcomes.items()}, first, late=False)
-    assert report_end(Ended(result), SignalHandler(1.0), as_json=False) == arguments.shell_code(outcomes["gpu/0"][0])
+    assert report_end(RunEnd(result), SignalHandler(1.0), as_json=False) == arguments.shell_code(outcomes["gpu/0"][0])
     assert capsys.readouterr().err.splitlines() == lines
+
+
+def test_signal_while_workers_are_started_again_ends_them() -> None:
+    handler = SignalHandler(SOON, ended_at=time.time())
+    handler.handle(signal.SIGTERM, None)
+    with spawn(["-c", "import time; time.sleep(300)"], {"gpu/0": "gpu"}) as job:
+        handler.begin(job)
+        assert job.wait(SOON).codes == {"gpu/0": -signal.SIGTERM}
 
 
 class TestSignals:

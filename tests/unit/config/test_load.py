@@ -415,12 +415,12 @@ def test_worker_identity_contains_its_device() -> None:
 DEVICE_SCRIPT = """
 import sys
 from whale_nebula.errors import ConfigError
-from whale_nebula.runtime.session.task import take
+from whale_nebula.runtime.session.task import select_device
 import tensorflow as tf
 if "late" in sys.argv:
     tf.ones(1)
 try:
-    take(sys.argv[1], "gpu/0")
+    select_device(sys.argv[1], "gpu/0")
     print(tf.config.get_visible_devices())
 except ConfigError as error:
     print(error)

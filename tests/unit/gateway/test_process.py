@@ -25,6 +25,7 @@ from tests.unit.gateway.networks import (
     make_key,
     open_network,
     read_log,
+    wait_until,
 )
 from tests.unit.transport.grpc_workers import find_free_address
 from whale_nebula.cli import arguments
@@ -34,7 +35,7 @@ from whale_nebula.config import load
 from whale_nebula.errors import ConfigError
 from whale_nebula.gateway.settings import GatewaySettings
 from whale_nebula.launch import spawn
-from whale_nebula.launch.gateways import create_sites, place_gateways, start_gateway
+from whale_nebula.launch.gateways import create_gateway_settings, place_gateways, run_gateways, start_gateway
 from whale_nebula.launch.placement import Placement
 from whale_nebula.security import Files
 from whale_nebula.security.audit import read_heads
@@ -239,11 +240,21 @@ class TestLauncher:
         found = place_gateways(config, lambda host: host.startswith("127."))
         assert found.clusters["npu"].gateway == "127.0.0.1:7100"
         where = Placement(("gpu/0", "npu/0"), {"gpu/0": "127.0.0.1:1", "npu/0": "127.0.0.1:2"})
-        network = create_sites(found, where, {"gpu/gateway": Files(Path("/ca"), Path("/cert"), Path("/key"))}, tmp_path)
+        network = create_gateway_settings(
+            found, where, {"gpu/gateway": Files(Path("/ca"), Path("/cert"), Path("/key"))}, tmp_path
+        )
         gpu, npu = network["gpu/gateway"], network["npu/gateway"]
         assert gpu.listen.startswith("127.0.0.1:") and npu.listen == "127.0.0.1:7100"
         assert (gpu.gateways, gpu.rates, gpu.roster) == ({"npu": npu.listen}, {"npu": 7.5e6}, ("gpu/0", "npu/0"))
         assert (gpu.files, npu.files) == (Files(Path("/ca"), Path("/cert"), Path("/key")), None)
+
+    def test_exit_of_a_gateway_that_is_not_restarted_is_reported(self) -> None:
+        config = load({"run": "mt", "clusters": {"gpu": {"gateway": "10.77.0.1:7100"}}, "security": {"insecure": True}})
+        config, lines = place_gateways(config, lambda host: False), list[str]()
+        with run_gateways(config, Placement((), {}), {}, report=lines.append) as processes:
+            processes["gpu/gateway"].kill()
+            wait_until(lambda: lines != [])
+        assert lines == ["gateway gpu/gateway has exited, and is not restarted"]
 
     def test_no_gateways_are_placed_where_a_cluster_has_none(self) -> None:
         config = load({"clusters": {"gpu": {"gateway": "10.77.0.1:7100"}, "npu": {}}})

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from whale_nebula.launch.tenancy import Limits, find_hierarchy
+from whale_nebula.launch.tenancy import Limits, find_cgroup_root
 from whale_nebula.security.allowance import Allowance
 from whale_nebula.security.tenant import Tenant
 
@@ -35,7 +35,7 @@ for number in range(60):
 @pytest.fixture
 def root() -> Path:
     """The hierarchy of this host."""
-    found = find_hierarchy()
+    found = find_cgroup_root()
     if found is None or not {"memory", "cpu", "pids"} <= set((found / "cgroup.controllers").read_text().split()):
         pytest.skip("no control groups of version 2 with these controllers")
     with contextlib.closing(Limits(ANA, found)) as limits:

@@ -17,7 +17,7 @@ import pytest
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError, OptionError, OtherWorkersError, StaleWorkerError
 from whale_nebula.launch.control import parse_counts, parse_notice, serve_control_socket, watch_notices
-from whale_nebula.launch.elastic import Sizes
+from whale_nebula.launch.elastic import Membership
 from whale_nebula.launch.gateways import open_memory_folder, remove_abandoned
 from whale_nebula.launch.heartbeat import WorkerStatus
 from whale_nebula.launch.job import Outcome, Result
@@ -28,17 +28,17 @@ from whale_nebula.wire.greeting import Hello, check_absent
 CLUSTERS = {"gpu": {"workers": ["a:1"]}, "npu": {"workers": ["b:1", "b:2", "b:3"]}}
 
 
-def create_sizes(**limits: Mapping[str, int]) -> Sizes:
+def create_sizes(**limits: Mapping[str, int]) -> Membership:
     config = load({"clusters": CLUSTERS, "elastic": limits or {"npu": {"min": 1, "max": 3}}})
-    return Sizes(config, place_all_workers(config, [], lambda host: True))
+    return Membership(config, place_all_workers(config, [], lambda host: True))
 
 
 def test_requested_worker_count_applies_to_the_next_start() -> None:
     found = create_sizes()
-    assert len(found.select_placement().here) == 4
+    assert len(found.begin_next_start().here) == 4
     assert found.request_counts({"npu": 1}) and found.current_counts["npu"] == 3
-    assert found.select_placement().here == ("gpu/0", "npu/0") and not found.request_counts({"npu": 1})
-    assert found.request_counts({"npu": 2}) and list(found.select_placement().addresses) == ["gpu/0", "npu/0", "npu/1"]
+    assert found.begin_next_start().here == ("gpu/0", "npu/0") and not found.request_counts({"npu": 1})
+    assert found.request_counts({"npu": 2}) and list(found.begin_next_start().addresses) == ["gpu/0", "npu/0", "npu/1"]
 
 
 @pytest.mark.parametrize(
@@ -59,12 +59,12 @@ def test_repeatedly_failing_worker_is_excluded_down_to_the_minimum() -> None:
     assert not any(found.note_failure(Failure("npu/0", "")) for _ in range(4)) and found.requested_counts["npu"] == 2
 
 
-def create_sizes_of_launcher(cluster: str, path: str | None = None, **limits: Mapping[str, int]) -> Sizes:
+def create_sizes_of_launcher(cluster: str, path: str | None = None, **limits: Mapping[str, int]) -> Membership:
     """The numbers as the launcher of one cluster has them."""
     config = load({"clusters": CLUSTERS, "elastic": limits or {"npu": {"min": 0}}})
     whole = place_all_workers(config, [], lambda host: True)
     here = tuple(worker for worker in whole.here if worker.startswith(cluster))
-    return Sizes(config, Placement(here, whole.addresses), path)
+    return Membership(config, Placement(here, whole.addresses), path)
 
 
 def create_result(**counts: int) -> Result:
@@ -80,10 +80,10 @@ def test_run_continues_without_a_cluster_that_is_lost_twice() -> None:
         "",
         "npu/0, npu/1, npu/2 did not recover: the run continues without npu",
     ]
-    assert found.select_placement() == Placement(("gpu/0",), {"gpu/0": "a:1"}) and found.requested_counts["npu"] == 0
+    assert found.begin_next_start() == Placement(("gpu/0",), {"gpu/0": "a:1"}) and found.requested_counts["npu"] == 0
     assert list(found.find_absent()) == ["npu/0", "npu/1", "npu/2"]
     assert found.adopt_counts(create_result(npu=3)) == "the run continues with 1 in gpu, 3 in npu"
-    assert len(found.select_placement().addresses) == 4
+    assert len(found.begin_next_start().addresses) == 4
     stays = create_sizes_of_launcher("npu")
     assert not any(stays.note_failure(Failure("npu/0", "", lost=frozenset(["gpu/0"]))) for _ in range(4))
 
@@ -108,7 +108,7 @@ MISSED_CASES = {
 """The launcher, the workers that it misses twice, the minimum of each elastic cluster, and what it decides."""
 
 
-def create_sizes_of_host(host: str, least: Mapping[str, int], **limits: int) -> Sizes:
+def create_sizes_of_host(host: str, least: Mapping[str, int], **limits: int) -> Membership:
     everyone = [worker for workers in HOSTS.values() for worker in workers]
     addresses = {
         worker: f"{name}:{number}" for name, workers in HOSTS.items() for number, worker in enumerate(workers, 1)
@@ -117,7 +117,7 @@ def create_sizes_of_host(host: str, least: Mapping[str, int], **limits: int) -> 
         name: {"workers": [addresses[each] for each in everyone if each.startswith(name)]} for name in ("gpu", "npu")
     }
     elastic = {name: {"min": count, **limits} for name, count in least.items()}
-    return Sizes(load({"clusters": clusters, "elastic": elastic}), Placement(tuple(HOSTS[host]), addresses))
+    return Membership(load({"clusters": clusters, "elastic": elastic}), Placement(tuple(HOSTS[host]), addresses))
 
 
 @pytest.mark.parametrize(("host", "missed", "least", "words"), MISSED_CASES.values(), ids=MISSED_CASES)
@@ -130,17 +130,17 @@ def test_host_that_is_missed_twice_is_excluded_unless_the_run_needs_it(
         found.note_failure(Failure(HOSTS[host][0], "", follows=True)) == ""
     )  # another launcher's worker gave up first
     assert found.note_failure(failure) == words
-    found.select_placement()
+    found.begin_next_start()
     assert list(found.find_absent()) == (missed if words else [])
     assert found.note_failure(failure) == found.note_failure(failure) == ("" if words else words)
 
 
-def meet(launchers: Mapping[str, Sizes]) -> bool:
+def meet(launchers: Mapping[str, Membership]) -> bool:
     """Let the workers of these launchers greet each other, as at a rendezvous, until no launcher learns anything;
     returns whether they then form a group: each expects exactly the workers that are there.
     """
     for _ in range(9):
-        here = {name: each.select_placement().here for name, each in launchers.items()}
+        here = {name: each.begin_next_start().here for name, each in launchers.items()}
         hellos = {
             name: Hello("r", here[name][0], "", "", "", 1, 1, 1, absent=list(each.find_absent()), launched=HOSTS[name])
             for name, each in launchers.items()
@@ -154,10 +154,10 @@ def meet(launchers: Mapping[str, Sizes]) -> bool:
     else:
         pytest.fail("the launchers do not agree")
     present = {worker for workers in here.values() for worker in workers}
-    return all(set(each.select_placement().addresses) == present for each in launchers.values())
+    return all(set(each.begin_next_start().addresses) == present for each in launchers.values())
 
 
-def learn(own: Hello, others: Sequence[Hello], sizes: Sizes) -> dict[str, int]:
+def learn(own: Hello, others: Sequence[Hello], sizes: Membership) -> dict[str, int]:
     free = {name: limits.most - sizes.current_counts[name] for name, limits in sizes.config.elastic.items()}
     found: dict[str, int] = {}
     for other in others:
@@ -200,7 +200,7 @@ def test_spare_host_waits_until_it_replaces_a_lost_one() -> None:
         running = {host: sorted(each for each in found[host].running if each.startswith("gpu")) for host in hosts}
         return {host: " ".join(worker[-1] for worker in each) for host, each in running.items()}
 
-    assert agree("abcd") == {"a": "0 1", "b": "0 1 2", "c": "0 1", "d": "0 1"} and not found["b"].is_left
+    assert agree("abcd") == {"a": "0 1", "b": "0 1 2", "c": "0 1", "d": "0 1"} and not found["b"].is_leaving
     failure = Failure("npu/0", "", lost=frozenset(HOSTS["a"]))
     assert [bool(found["c"].note_failure(failure)) for _ in range(2)] == [False, True]
     assert agree("bcd") == dict.fromkeys("bcd", "2"), "the spare host takes part"
@@ -224,8 +224,8 @@ def test_request_for_a_number_selects_the_same_workers_at_each_launcher() -> Non
     for counts, absent in (({"gpu": 2}, ["gpu/2"]), ({"npu": 2, "gpu/2": 1}, ["npu/2"]), ({"npu": 3}, [])):
         for host, each in found.items():
             each.adopt_counts(create_result_of(HOSTS[host][0], counts))
-            assert each.is_left == (HOSTS[host] == absent)
-            each.select_placement()
+            assert each.is_leaving == (HOSTS[host] == absent)
+            each.begin_next_start()
         assert all(list(each.find_absent()) == absent for each in found.values())
 
 
@@ -242,24 +242,24 @@ def test_cluster_that_the_workers_went_on_without_has_no_workers_until_it_return
     missed: list[str], announced: dict[str, int], change: str, count: int
 ) -> None:
     found = create_sizes_of_launcher("gpu")
-    found.select_placement()
+    found.begin_next_start()
     result = create_result(**announced)
     result.outcomes["gpu/0"].status.missed = missed
     assert found.adopt_counts(result) == change
-    assert len(found.select_placement().addresses) == 1 + count
+    assert len(found.begin_next_start().addresses) == 1 + count
 
 
 def test_resize_request_reaches_other_launchers_through_workers(tmp_path: Path) -> None:
     one, other = create_sizes_of_launcher("gpu", str(tmp_path / "asked")), create_sizes_of_launcher("npu")
-    one.select_placement(), other.select_placement()
+    one.begin_next_start(), other.begin_next_start()
     assert one.request_counts({"npu": 1}) and json.loads((tmp_path / "asked").read_text()) == {"npu": 1}
     assert other.adopt_counts(create_result(npu=1)) == "the run continues with 1 in gpu, 1 in npu"
-    assert other.select_placement().here == ("npu/0",) and other.adopt_counts(create_result(npu=1)) == ""
+    assert other.begin_next_start().here == ("npu/0",) and other.adopt_counts(create_result(npu=1)) == ""
     # Another step was the last one.
-    assert one.adopt_counts(create_result(gpu=1)) == "" and len(one.select_placement().addresses) == 4
+    assert one.adopt_counts(create_result(gpu=1)) == "" and len(one.begin_next_start().addresses) == 4
     assert json.loads((tmp_path / "asked").read_text()) == {"npu": 1}
     assert one.adopt_counts(create_result(npu=1)) == "the run continues with 1 in gpu, 1 in npu"
-    one.select_placement()
+    one.begin_next_start()
     assert json.loads((tmp_path / "asked").read_text()) == {}
     assert one.request_counts({"npu": 0})
     # Before a step.
@@ -270,7 +270,7 @@ def test_resize_request_reaches_other_launchers_through_workers(tmp_path: Path) 
 def test_invalid_elastic_limits_are_refused_at_the_start() -> None:
     config = load({"clusters": CLUSTERS, "elastic": {"npu": {"max": 4}}})
     with pytest.raises(ConfigError, match="max: 4, but 3 workers are listed"):
-        Sizes(config, place_all_workers(config, [], lambda host: True))
+        Membership(config, place_all_workers(config, [], lambda host: True))
     with pytest.raises(ConfigError, match="all clusters have min: 0"):
         create_sizes_of_launcher("gpu", gpu={"min": 0}, npu={"min": 0})
     for wrong, message in (

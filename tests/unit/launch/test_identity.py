@@ -19,20 +19,21 @@ ADDRESSED = Identity(
     addresses={"npu/0": "10.77.0.2:7101", "npu/1": "[::1]:7101"},
     run_id="mt",
     seed=7,
-    leash=6,
+    launcher_pipe=6,
     launcher=1,
     listen="10.77.0.1:7101",
     security=FILES,
     gateway="10.77.0.9:7100",
-    pulse=7,
+    heartbeat_pipe=7,
     patience=20.5,
     config="/srv/clusters.yaml",
 )
-IDENTITY = Identity("gpu/0", "gpu", {}, {}, "run-1", None, leash=6, launcher=1)
+IDENTITY = Identity("gpu/0", "gpu", {}, {}, "run-1", None, launcher_pipe=6, launcher=1)
 
 
 @pytest.mark.parametrize(
-    "identity", [IDENTITY, ADDRESSED, replace(ADDRESSED, security=None, insecure=True, gateway=None, pulse=None)]
+    "identity",
+    [IDENTITY, ADDRESSED, replace(ADDRESSED, security=None, insecure=True, gateway=None, heartbeat_pipe=None)],
 )
 def test_identity_round_trips_through_json(identity: Identity) -> None:
     assert Identity.from_json(identity.to_json()) == identity

@@ -228,7 +228,7 @@ def test_stopped_worker_is_reported_frozen_and_killed(tmp_path: Path) -> None:
     notices: list[str] = []
     code = "me.heartbeat_sender.send(stepped=True); time.sleep(300)"
     with start_job(code, tmp_path, silence=2.0, notice=notices.append) as job:
-        wait_until(lambda: all(each.first_step_at for each in job._ward.statuses.values()))  # each was heard
+        wait_until(lambda: all(each.first_step_at for each in job._monitor.statuses.values()))  # each was heard
         os.kill(job.pids["npu/0"], signal.SIGSTOP)
         result = job.wait(SOON, grace=0.1)
     assert (result.culprit, result.frozen, result.late) == ("npu/0", {"npu/0"}, False)
@@ -255,7 +255,7 @@ sys.exit("NB-402 no message from worker 'gpu/0'")
 def test_deadline_does_not_change_the_exit_code_of_a_worker_that_hangs_at_exit(tmp_path: Path) -> None:
     code = "me.heartbeat_sender.code = 75\nme.heartbeat_sender.announce_exit()\ntime.sleep(300)"
     with start_job(code, tmp_path, silence=SOON, ending=SOON) as job:
-        wait_until(lambda: all(each.ends for each in job._ward.statuses.values()))
+        wait_until(lambda: all(each.ends for each in job._monitor.statuses.values()))
         result = job.wait(0.0)
     assert (result.codes, result.late, result.culprit) == ({"gpu/0": 75, "npu/0": 75}, False, "gpu/0")
 
@@ -327,6 +327,26 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print(1, flush=True)
 time.sleep(300)
 """
+
+
+def test_descendants_that_ignore_sigterm_have_ended_when_the_job_ends(tmp_path: Path) -> None:
+    """One of them is in the worker's process group, one in a session of its own, in a worker that ignores it, too."""
+    code = f"""
+import signal, subprocess
+npu, command = me.cluster == "npu", [sys.executable, "-c", {STUBBORN!r}]
+started = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=npu)
+started.stdout.readline()
+if npu: signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(started.pid, flush=True)
+time.sleep(300)
+"""
+    with start_job(code, tmp_path) as job:
+        wait_until(lambda: (tmp_path / "out").read_text().count("\n") == 2)
+        job.kill(gently=True)
+    pids = [int(line) for line in (tmp_path / "out").read_text().split()]
+    assert [pid for pid in pids if is_alive(pid)] == []
+
+
 LEADER = f"""
 import subprocess, sys
 subprocess.Popen(["sleep", "300"])

@@ -19,7 +19,7 @@ from whale_nebula.launch import tenancy as tenancy_module
 from whale_nebula.launch.heartbeat import read_process_state
 from whale_nebula.launch.placement import Placement
 from whale_nebula.launch.restarts import find_failure
-from whale_nebula.launch.tenancy import Limits, Starts, find_hierarchy, list_unisolated
+from whale_nebula.launch.tenancy import Limits, StartRecord, find_cgroup_root, list_unisolated
 from whale_nebula.launch.worker_processes import create_identities
 from whale_nebula.security.allowance import Allowance
 from whale_nebula.security.tenant import Tenant, open_home
@@ -101,7 +101,7 @@ def test_failed_enabling_of_controllers_is_ignored(hierarchy: Path) -> None:
 
 def test_admit_moves_a_process_and_its_children_into_the_group() -> None:
     """Where this host has such a hierarchy and lets this user write it, with whatever controllers it has."""
-    root = find_hierarchy()
+    root = find_cgroup_root()
     if root is None or not os.access(root / "cgroup.procs", os.W_OK):
         pytest.skip("no control groups of version 2 that can be written")
     group = root / "whale-nebula-test"
@@ -180,7 +180,7 @@ def test_latest_of_several_starts_ends_when_they_exceed_a_limit(tmp_path: Path) 
         for each in (one, other):
             assert each.stdout.readline()
         tenant = replace(ANA, allowance=Allowance(memory=300 << 20))
-        first, latest = (Limits(tenant, None, Starts(tmp_path / "starts")) for _ in range(2))
+        first, latest = (Limits(tenant, None, StartRecord(tmp_path / "starts")) for _ in range(2))
         assert first.find_excess([one.pid]) == ""
         assert "is limited to 300 MiB of memory per host, and its workers use 4" in latest.find_excess([other.pid])
         first._next_scan = 0.0

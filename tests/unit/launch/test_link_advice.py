@@ -15,12 +15,12 @@ from whale_nebula.launch.link_advice import (
     LinkMeasurement,
     LinkThroughput,
     advise,
+    find_measurement_path,
     format_link_rate,
     load_measurement,
-    path_of,
-    save,
+    save_measurement,
 )
-from whale_nebula.launch.link_measurement import notes
+from whale_nebula.launch.link_measurement import list_warnings
 
 SMALL = LinkThroughput(1 << 16, 6e6, 6e6, 5e6, 5e6)
 LARGE = LinkThroughput(1 << 20, 7.2e6, 7.15e6, 7e6, 6.9e6)
@@ -30,10 +30,10 @@ FOUND = LinkMeasurement("gpu/0", "npu/0", "direct", 0.041, 0.0404, 0.001, (SMALL
 
 class TestMeasurementFile:
     def test_saved_measurement_is_loaded(self, tmp_path: Path) -> None:
-        path = path_of(tmp_path / "clusters.yaml", "npu", "gpu")
-        save(FOUND, path)
+        path = find_measurement_path(tmp_path / "clusters.yaml", "npu", "gpu")
+        save_measurement(FOUND, path)
         assert load_measurement(path) == FOUND
-        assert path == path_of(tmp_path / "clusters.yaml", "gpu", "npu")
+        assert path == find_measurement_path(tmp_path / "clusters.yaml", "gpu", "npu")
 
     @pytest.mark.parametrize("text", ["", "{}", "[]", '{"crossings": [{}]}', '{"crossings": 3}'])
     def test_invalid_or_missing_file_loads_as_none(self, tmp_path: Path, text: str) -> None:
@@ -44,7 +44,7 @@ class TestMeasurementFile:
     def test_failed_save_raises_transport_error(self, tmp_path: Path) -> None:
         (tmp_path / "line").write_text("a file")
         with pytest.raises(TransportError, match="cannot save the measurement"):
-            save(FOUND, path_of(tmp_path / "clusters.yaml", "gpu", "npu"))
+            save_measurement(FOUND, find_measurement_path(tmp_path / "clusters.yaml", "gpu", "npu"))
 
 
 class TestAdvice:
@@ -97,8 +97,8 @@ class TestAdvice:
 class TestNotes:
     def test_notes_list_clock_offset_reconnections_and_versions(self) -> None:
         sheets = {"gpu/0": {"tensorflow": "2.21.0"}, "npu/0": {"tensorflow": "2.21.1"}}
-        text = "\n".join(notes(replace(FOUND, clock=-90.0, broken=2, sheets=sheets)))
+        text = "\n".join(list_warnings(replace(FOUND, clock=-90.0, broken=2, sheets=sheets)))
         assert "npu/0 is 90.0 s behind" in text
         assert "broke 2 times" in text
         assert "tensorflow differs: 2.21.0 at gpu/0, 2.21.1 at npu/0" in text
-        assert notes(FOUND) == []
+        assert list_warnings(FOUND) == []

@@ -16,7 +16,7 @@ from whale_nebula.config.schema import Line
 from whale_nebula.errors import DeadlineError, IdentityError, NebulaError, RemoteProtocolError, RunError
 from whale_nebula.launch import link_measurement
 from whale_nebula.launch.link_advice import LinkMeasurement
-from whale_nebula.launch.link_measurement import SIZES, MeasurementEnd, expect_tensor, list_far_ends, measure
+from whale_nebula.launch.link_measurement import SIZES, MeasurementEnd, expect_tensor, list_far_ends, measure_links
 from whale_nebula.security import Credentials, issue_ephemeral
 from whale_nebula.transport.grpc.links import Place
 from whale_nebula.transport.memory import MemoryNetwork
@@ -208,7 +208,7 @@ class TestMeasurementOverMutualTLS:
             waiting = {
                 worker: pool.submit(
                     lambda place=place: list(
-                        measure(place, seconds=BURST_SECONDS, patience=TIMEOUT_SECONDS, report=ignore_report)
+                        measure_links(place, seconds=BURST_SECONDS, patience=TIMEOUT_SECONDS, report=ignore_report)
                     )
                 )
                 for worker, place in places.items()
@@ -224,7 +224,7 @@ class TestMeasurementOverMutualTLS:
         place = replace(places[NPU], peers={GPU: places[GPU].listen})
         reports: list[str] = []
         with pytest.raises(DeadlineError) as caught:
-            list(measure(place, seconds=BURST_SECONDS, patience=1.5, report=reports.append))
+            list(measure_links(place, seconds=BURST_SECONDS, patience=1.5, report=reports.append))
         assert "'gpu/0' did not connect within 1.5 s" in caught.value.what
         assert caught.value.where == place.peers[GPU]
         assert "--cluster gpu" in caught.value.mend
@@ -237,7 +237,7 @@ class TestMeasurementOverMutualTLS:
 
         def run(place: Place) -> NebulaError | None:
             try:
-                list(measure(place, seconds=BURST_SECONDS, patience=4.0, report=ignore_report))
+                list(measure_links(place, seconds=BURST_SECONDS, patience=4.0, report=ignore_report))
             except NebulaError as error:
                 return error
             return None

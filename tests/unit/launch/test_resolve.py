@@ -17,7 +17,7 @@ CASES: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "placement
 
 
 def create_request(case: dict[str, Any]) -> PlacementRequest:
-    return PlacementRequest(**case.get("asked", {}), local=lambda host: host in case.get("local", ()))
+    return PlacementRequest(**case.get("asked", {}), is_local=lambda host: host in case.get("local", ()))
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["case"] for case in CASES])

@@ -18,8 +18,10 @@ from whale_nebula.launch.restarts import LONG_SECONDS, RECURRING, Attempts, Fail
 KILLED = "ended by SIGKILL"
 
 
-def create_failure(trained: float | None = 1.0, *ways: str, recurring: str = "", saved: int | None = None) -> Failure:
-    return Failure("npu/0", KILLED, recurring, frozenset(ways), trained, saved)
+def create_failure(
+    trained: float | None = 1.0, *signatures: str, recurring: str = "", saved: int | None = None
+) -> Failure:
+    return Failure("npu/0", KILLED, recurring, frozenset(signatures), trained, saved)
 
 
 class TestRestartPolicy:
@@ -119,19 +121,19 @@ class TestFindFailure:
     def test_failure_by_signal_and_of_a_frozen_worker(self) -> None:
         dead, gone = create_outcome("npu/0", -9), create_outcome("gpu/0", 1, "NB-401 npu/0 is gone", error="NB-401")
         found = find_failure(create_result("npu/0", dead, gone))
-        assert found == Failure("npu/0", KILLED, ways=frozenset({"npu/0: ended by SIGKILL"}), trained=1.0)
+        assert found == Failure("npu/0", KILLED, signatures=frozenset({"npu/0: ended by SIGKILL"}), trained=1.0)
         stood = find_failure(create_result("npu/0", dead, gone, frozen=("npu/0",), trained=None))
         assert stood is not None and stood.description == "it was frozen, and was killed" and stood.trained is None
 
     def test_worker_killed_by_the_launcher_did_not_fail_itself(self) -> None:
         found = find_failure(create_result("npu/0", create_outcome("npu/0", 7), create_outcome("gpu/0", -9)))
-        assert found is not None and found.ways == {"npu/0: exit code #"}
+        assert found is not None and found.signatures == {"npu/0: exit code #"}
 
     def test_ways_ignore_numbers(self) -> None:
         one, two = (
             find_failure(create_result("a/0", create_outcome("a/0", 1, f"ValueError: 0x{n}f of {n}"))) for n in (17, 23)
         )
-        assert one is not None and two is not None and one.ways == two.ways
+        assert one is not None and two is not None and one.signatures == two.signatures
 
     @pytest.mark.parametrize("sent", [{"error": "NB-500"}, {"error": "NB-302", "cause": "NB-211"}], ids=str)
     def test_recurring_code_of_any_worker_counts(self, sent: dict[str, str]) -> None:
@@ -185,13 +187,13 @@ class SimulatedJobs:
     def wait(self, deadline: float, *, patience: float | None = None) -> Result:
         return self.results.pop(0)
 
-    def rest(self, seconds: float) -> bool:
+    def pause(self, seconds: float) -> bool:
         self.rests.append(seconds)
         return len(self.rests) < self.stopped_after
 
     def attempts(self, most: int = 5, *, stopped: bool = False) -> Attempts:
         rule = RestartPolicy(Restarts(most=most))
-        return Attempts(rule, self.start, rest=self.rest, is_stopped=lambda: stopped, report=self.lines.append)  # type: ignore[arg-type]
+        return Attempts(rule, self.start, wait=self.pause, is_stopped=lambda: stopped, report=self.lines.append)  # type: ignore[arg-type]
 
 
 DEAD = create_result("npu/0", create_outcome("npu/0", -9), create_outcome("gpu/0", 1, error="NB-401"))

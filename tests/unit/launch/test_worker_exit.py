@@ -57,11 +57,11 @@ def test_first_reason_to_leave_is_kept() -> None:
 
 FORK_SCRIPT = """
 import os, signal, sys, time
-from whale_nebula.launch.worker_exit import exit_agreement, handle_signal, request_exit_on_signals
+from whale_nebula.launch.worker_exit import exit_agreement, set_signal_handler, request_exit_on_signals
 if sys.argv[1] == "worker":
     request_exit_on_signals()
 else:
-    assert [handle_signal(signal.SIGTERM, exit_agreement.request_exit) for _ in range(2)] == [True, False]
+    assert [set_signal_handler(signal.SIGTERM, exit_agreement.request_exit) for _ in range(2)] == [True, False]
 exit_agreement.begin_step()
 child = os.fork()
 if not child:

@@ -36,7 +36,8 @@ from whale_nebula.hardware.measurements import (
     save_slowness,
     slowness_path,
 )
-from whale_nebula.launch.link_advice import LinkMeasurement, LinkThroughput, path_of, save
+from whale_nebula.launch import link_advice
+from whale_nebula.launch.link_advice import LinkMeasurement, LinkThroughput, find_measurement_path
 from whale_nebula.measure import device
 from whale_nebula.runtime.clusters import add_stored_measurements
 from whale_nebula.runtime.replicas.collective_costs import fit_collectives
@@ -197,7 +198,10 @@ def test_link_measurements_next_to_the_config_are_used(cache_folder: Path) -> No
     config.write_text("clusters: {a: {}, b: {}, c: {}}\nlinks: [{between: [b, c], rate: 8mbit, cost: 2}]\n")
     one = (LinkThroughput(1 << 16, 1.0, 1.0, 1.0, 1.0), LinkThroughput(1 << 20, 5e6, 7e6, 1.0, 1.0))
     for b, c in (("a", "b"), ("b", "c"), ("a", "a")):
-        save(LinkMeasurement(f"{b}/0", f"{c}/0", "direct", 0.05, 0.04, 0.0, one, {}, 1, 0, 0.0), path_of(config, b, c))
+        link_advice.save_measurement(
+            LinkMeasurement(f"{b}/0", f"{c}/0", "direct", 0.05, 0.04, 0.0, one, {}, 1, 0, 0.0),
+            find_measurement_path(config, b, c),
+        )
     found = nb.clusters(config)
     assert found == add_stored_measurements(Clusters.of(load(config)), config)
     assert (found.between("a", "b"), found.between("b", "a")) == (LinkRate(5e6, 0.02), LinkRate(7e6, 0.02))

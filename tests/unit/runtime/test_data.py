@@ -17,7 +17,7 @@ from tests.unit.datasets.conftest import Owner, Site, certify, owner, site  # no
 from whale_nebula.config import Links, load
 from whale_nebula.errors import AccessError, AccountError, ConfigError, OptionError
 from whale_nebula.launch.attach import Attachment
-from whale_nebula.runtime.data import _find_reading
+from whale_nebula.runtime.data import _open_client, _read_ahead
 from whale_nebula.runtime.run import Run
 
 
@@ -34,6 +34,15 @@ def config(site: Site) -> Iterator[dict[str, Any]]:  # noqa: F811
 
 def make_local_config(site: Site) -> dict[str, Any]:  # noqa: F811
     return {"run": "mt", "data": {"gpu": {"registry": str(site.owner.home / "certs")}}}
+
+
+def fail() -> Iterator[int]:
+    raise OSError("it is gone")
+
+
+def test_error_of_a_source_that_cannot_be_opened_is_raised() -> None:
+    with pytest.raises(OSError, match="it is gone"):
+        list(_read_ahead(fail, 2))
 
 
 def ages(dataset: tf.data.Dataset) -> list[list[int]]:
@@ -183,7 +192,7 @@ def test_account_on_the_owners_machine_needs_a_grant(site: Site, account: str) -
     attached = Attachment("gpu/0", "gpu", {}, listen="127.0.0.1:1", security=paths)
     run = Run(load(make_local_config(site)), Links(), attachment=attached)
     run.clusters = ["gpu"]
-    reading = _find_reading(run, "gpu", None, "")
+    reading = _open_client(run, "gpu", None, "")
     if account == "ana":
         assert reading.describe("corpus").count == 100
     else:

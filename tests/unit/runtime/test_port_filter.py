@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from whale_nebula.launch.placement import free_port
-from whale_nebula.runtime.session.task import Rule, find_local_address, restrict_connections, rules
+from whale_nebula.runtime.session.task import Rule, build_filter, find_local_address, restrict_connections
 
 NETWORKS = ["127.0.0.0/8", "::1/128", "192.0.2.7", "2001:db8::5"]
 
@@ -38,12 +38,12 @@ def accepts_packet(program: Sequence[Rule], source: str) -> bool:
 
 @pytest.mark.parametrize("source", ["127.0.0.1", "127.8.9.1", "::1", "192.0.2.7", "2001:db8::5"])
 def test_filter_accepts_admitted_addresses(source: str) -> None:
-    assert accepts_packet(rules([ipaddress.ip_network(each) for each in NETWORKS]), source)
+    assert accepts_packet(build_filter([ipaddress.ip_network(each) for each in NETWORKS]), source)
 
 
 @pytest.mark.parametrize("source", ["192.0.2.8", "128.0.0.1", "::2", "2001:db8::6", "2001:db9::5"])
 def test_filter_drops_other_addresses(source: str) -> None:
-    assert not accepts_packet(rules([ipaddress.ip_network(each) for each in NETWORKS]), source)
+    assert not accepts_packet(build_filter([ipaddress.ip_network(each) for each in NETWORKS]), source)
 
 
 def test_admitted_address_connects_to_the_listener() -> None:

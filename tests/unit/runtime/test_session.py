@@ -38,7 +38,7 @@ from whale_nebula.runtime.session.rendezvous import (
     digest_host,
     open_cluster_collectives,
 )
-from whale_nebula.runtime.session.task import prepare_task, tasks_of
+from whale_nebula.runtime.session.task import list_tasks, prepare_task
 from whale_nebula.tf import collectives as tf_collectives
 from whale_nebula.wire.message import KINDS, TABLE, build_message, find_fault
 
@@ -73,16 +73,16 @@ def test_mate_with_another_exchange_is_refused() -> None:
 
 
 def test_connected_worker_is_not_lost() -> None:
-    assert sessions(WORKERS)["a/0"].find_lost_peers(WORKERS) is None
+    assert sessions(WORKERS)["a/0"].find_lost_link_error(WORKERS) is None
 
 
 def test_lost_reports_closed_and_failed_workers_among_those_asked() -> None:
     found = sessions(WORKERS)
     found["a/1"].close()
-    assert isinstance(found["a/0"].find_lost_peers(["a/1"]), LinkClosedError)
+    assert isinstance(found["a/0"].find_lost_link_error(["a/1"]), LinkClosedError)
     found["b/0"].fail(ValueError("a NaN"))
-    assert isinstance(found["a/0"].find_lost_peers(["b/0"]), RemoteFailureError)
-    assert found["a/0"].find_lost_peers([]) is None
+    assert isinstance(found["a/0"].find_lost_link_error(["b/0"]), RemoteFailureError)
+    assert found["a/0"].find_lost_link_error([]) is None
 
 
 def test_failed_worker_ends_an_exchange_in_which_another_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_worker_that_refuses_a_greeting_sends_the_reason_and_closes(monkeypatch:
     assert found["b/0"]._receive_all("HELLO", "nb.init")["a/0"]["seed"] == 1
     with pytest.raises(RemoteFailureError, match="a/0: 1, b/0: 2"):
         found["b/0"].meet("a read")
-    assert isinstance(found["a/0"].find_lost_peers(["b/0"]), LinkClosedError)  # closed here
+    assert isinstance(found["a/0"].find_lost_link_error(["b/0"]), LinkClosedError)  # closed here
 
 
 def test_collectives_are_not_opened_after_tensorflow_has_started() -> None:
@@ -141,7 +141,7 @@ def test_collectives_are_not_opened_after_tensorflow_has_started() -> None:
 
 def test_tasks_are_the_workers_of_the_own_cluster_in_order() -> None:
     attachment = Attachment("a/1", "a", {"b/0": "b", "a/2": "a", "a/0": "a"}, {}, "run", None)
-    assert tasks_of(attachment) == ["a/0", "a/1", "a/2"]
+    assert list_tasks(attachment) == ["a/0", "a/1", "a/2"]
 
 
 def test_worker_without_mates_is_not_prepared_as_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +235,7 @@ def test_shared_host_is_accepted_only_with_proof(
 ) -> None:
     if not drawn:
         monkeypatch.setattr(rendezvous, "_BOOT", Path("/there/is/none"))
-    launched = Attachment("gpu/0", "gpu", {"gpu/1": "gpu", "npu/0": "npu"}, {}, "mt", everywhere=same_host)
+    launched = Attachment("gpu/0", "gpu", {"gpu/1": "gpu", "npu/0": "npu"}, {}, "mt", has_one_launcher=same_host)
     found = _find_host(launched, peer, {"host": digest_host("mt", source)})
     assert found == (digest_host("mt", "gpu/0") if accepted else "")
 

@@ -29,7 +29,7 @@ from whale_nebula.checkpoint.manifest import Position, ProgramPlan, Shapes
 from whale_nebula.checkpoint.parts import Start
 from whale_nebula.errors import CheckpointError, NebulaError
 from whale_nebula.faults import failpoint
-from whale_nebula.launch.worker_exit import exit_agreement, handle_signal, restore_signal
+from whale_nebula.launch.worker_exit import exit_agreement, restore_signal_handler, set_signal_handler
 from whale_nebula.passes.effects import STATEFUL_DRAWS
 from whale_nebula.report.records import Goodput, TimeAccount
 from whale_nebula.runtime.checkpoint.cluster_copies import capture_rounds, list_copies, must_synchronize
@@ -143,7 +143,7 @@ class Checkpoints:
             self.group.report_saved(step)
         self.position = self.resumed = self.source.manifest.position
         self.forms = dict(self.source.manifest.forms)
-        self.run.by_length |= self.source.manifest.by_length
+        self.run.length_choices |= self.source.manifest.by_length
         self.saved = self.position if self.source.path.startswith(folders[0].path) else self.saved
         for level in self.levels:
             level.pace.record_saving(step, time.monotonic())
@@ -482,7 +482,7 @@ class Checkpoints:
             manifest,
             forms=self.forms,
             intervals=self.intervals,
-            by_length=self.run.by_length,
+            by_length=self.run.length_choices,
             plans=self.plans,
             at=time.time(),
             spent=asdict(self.time_account.sum_up()),
@@ -552,7 +552,7 @@ class Checkpoints:
         """
         if self.run.alone:
             asked = {signal.SIGTERM: self._leave, signal.SIGINT: self._interrupt}
-            self._handled_signals = tuple(number for number, ask in asked.items() if handle_signal(number, ask))
+            self._handled_signals = tuple(number for number, ask in asked.items() if set_signal_handler(number, ask))
 
     def _leave(self, name: str) -> None:
         exit_agreement.conclude_step({self.group.worker: name})
@@ -578,7 +578,7 @@ class Checkpoints:
     def close(self) -> None:
         """Release all resources at the end of the run."""
         for number in self._handled_signals:
-            restore_signal(number)
+            restore_signal_handler(number)
         for level in self.levels:
             level.close()
 

@@ -110,7 +110,7 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
         ring = find_ring({worker: label for worker, (_, label, _) in places.items()}, run.workers, group.worker)
         if ring is not None:
             levels[-1].copies = Copies(group.session, levels[-1].folder, *ring)
-    spent = TimeAccount(None if run.attachment is None else run.attachment.ended)
+    spent = TimeAccount(None if run.attachment is None else run.attachment.previous_end)
     found = Checkpoints(run, group, levels, ExtraState(group.worker, run.channels), time_account=spent)
     try:
         with run.share_failures():

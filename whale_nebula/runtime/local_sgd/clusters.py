@@ -348,7 +348,7 @@ class ClusterCopy:
     def cluster_session(self) -> Session:
         """The session with the other workers of this cluster."""
         session: Session = self.run.ledger.session
-        return session.among(self.mates)
+        return session.select_peers(self.mates)
 
     @property
     def mates(self) -> tuple[str, ...]:

@@ -193,7 +193,7 @@ def choose_attendance(local_sgd: LocalSgd, run: Run, names: Sequence[str]) -> At
         'sync_every is "auto"': bool(local_sgd.chosen) or local_sgd.is_undecided,
     }
     why = next((reason for reason, holds in reasons.items() if holds), "")
-    together = run.attachment.everywhere
+    together = run.attachment.has_one_launcher
     return Attendance(why_none=why) if why else Attendance(decider, may_miss, restarts_together=together)
 
 

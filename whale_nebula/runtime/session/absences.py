@@ -13,7 +13,7 @@ from whale_nebula.errors import NebulaError
 
 
 class LostLink(NamedTuple):
-    """The error of a link, and when it was noticed."""
+    """The error of a link, and when it was noticed, by the monotonic clock."""
 
     error: NebulaError
     noticed_at: float

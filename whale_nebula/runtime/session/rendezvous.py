@@ -23,12 +23,12 @@ from whale_nebula.launch.placement import free_port
 from whale_nebula.launch.worker_exit import WorkerExit, exit_agreement
 from whale_nebula.runtime.replicas.collectives import Collectives, can_open, find_listening_port, open_collectives
 from whale_nebula.runtime.session.session import Session
-from whale_nebula.runtime.session.task import find_local_address, tasks_of
+from whale_nebula.runtime.session.task import find_local_address, list_tasks
 from whale_nebula.runtime.variables.remote import Ledger
 
 
 def open_session(attachment: Attachment, config: Config) -> Session:
-    """The session of this process, with every link open."""
+    """The session of this process, with links to all peers, which connect in the background."""
     session = Session(attachment.worker, {}, config.patience, private=config.private, epoch=attachment.epoch)
     joining = {worker: each for worker, each in attachment.absent.items() if worker not in attachment.launched}
     if not attachment.peers and not joining:
@@ -45,9 +45,9 @@ def open_session(attachment: Attachment, config: Config) -> Session:
         listen=attachment.listen,
         gateway=attachment.gateway,
         credentials=None if security is None else Credentials.load(security),
-        all_workers=attachment.everyone,
+        all_workers=attachment.all_workers,
         epoch=attachment.epoch,
-        absent=None if attachment.asked is None else tuple(sorted(attachment.absent)),
+        absent=None if attachment.requests_path is None else tuple(sorted(attachment.absent)),
         launched=attachment.launched,
         anchor=attachment.anchor,
         joining=joining,
@@ -70,9 +70,9 @@ _DOING = "opening the collectives of a cluster"
 
 
 def open_cluster_collectives(session: Session, mates: Mapping[str, str]) -> Collectives | None:
-    """The collectives of this worker and its `mates` (the host of each worker as addressed from here). Tasks are in the
-    order of the workers' names. None in all of them if TensorFlow had already started in one. All mates call this at
-    the same point.
+    """TensorFlow's collectives between this worker and its `mates`, which maps the other workers of its cluster to
+    their hosts as addressed from here; None in all of them if TensorFlow had already started in one. Tasks are in the
+    order of the workers' names. Collective among them.
     """
     workers = sorted([session.worker, *mates])
     index = workers.index(session.worker)
@@ -86,14 +86,16 @@ def open_cluster_collectives(session: Session, mates: Mapping[str, str]) -> Coll
         _log.info("no collectives between %s: TensorFlow had started in %s", ", ".join(workers), ", ".join(too_late))
         return None
     addresses = [sheets[worker]["address"] for worker in workers]
-    found = open_collectives(index, addresses, patience=session.patience, lost=lambda: session.find_lost_peers(mates))
+    found = open_collectives(
+        index, addresses, patience=session.patience, lost=lambda: session.find_lost_link_error(mates)
+    )
     session.exchange(_DOING, {}, mates)  # afterwards all of them listen
     return found
 
 
 def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledger, dict[str, str]]:
-    """Open the session of this process; all specify the same seed, or none. Also returns the host digests of workers:
-    workers with this one's host and folder have the same digest.
+    """Open the session of this process, and agree with the others on seed and config, in which differences are refused.
+    Also returns a text for each worker: the same for those with this one's host and folder, "" for all others.
     """
     session = open_session(attachment, config)
     sheet = _build_sheet(attachment, seed, config)
@@ -127,7 +129,7 @@ def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledg
 
 def _open_collectives(attachment: Attachment, session: Session) -> Collectives | None:
     """TensorFlow's collectives between the workers of this cluster, if there are several and all can take part."""
-    mates = [worker for worker in tasks_of(attachment) if worker != attachment.worker]
+    mates = [worker for worker in list_tasks(attachment) if worker != attachment.worker]
     addresses = {mate: attachment.addresses.get(mate, "127.0.0.1:0") for mate in mates}
     hosts = {mate: address.rpartition(":")[0] for mate, address in addresses.items()}
     return open_cluster_collectives(session, hosts) if hosts else None
@@ -143,12 +145,12 @@ def _build_sheet(attachment: Attachment, seed: int | None, config: Config) -> di
         **describe_config(config),
         "seed": seed,
         "launched": attachment.seed,
-        "workers": list(attachment.everyone),
+        "workers": list(attachment.all_workers),
     }
 
 
 def _agree_on_seed(worker: str, seed: int | None, greetings: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse a script's seed that others do not have; the launcher's was set before the script started."""
+    """Refuse different seeds of scripts and configs; the launcher's was set before the script started."""
     named = {worker: str(seed), **{peer: str(sheet.get("seed")) for peer, sheet in greetings.items()}}
     if len(set(named.values())) > 1:
         seeds = ", ".join(f"{each}: {escape_foreign_text(named[each])}" for each in sorted(named))
@@ -169,7 +171,7 @@ _COMMON_KEYS = {
 
 
 def describe_config(config: Config) -> dict[str, Any]:
-    """The description of a config for the comparison between processes."""
+    """The parts of a config that must be the same in all processes, for their comparison."""
     forms = {name: [form.dtype, list(form.shape)] for name, form in sorted(config.inputs.items())}
     limits = {name: [each.least, each.most] for name, each in sorted(config.elastic.items())}
     return {"results": config.results, "weights": config.weights, "inputs": forms, "elastic": limits}
@@ -206,7 +208,7 @@ def _find_host(attachment: Attachment, peer: str, sheet: Mapping[str, Any]) -> s
     """The digest of this worker for a peer that proves to have the same host and folder, otherwise "". Without a boot
     number a digest can be guessed: then only workers of this launcher or of this cluster are trusted.
     """
-    near = attachment.everywhere or attachment.peers[peer] == attachment.cluster
+    near = attachment.has_one_launcher or attachment.peers[peer] == attachment.cluster
     proven = sheet.get("host") == digest_host(attachment.run_id, peer, attachment.home) and (
         near or bool(_read_boot_number())
     )

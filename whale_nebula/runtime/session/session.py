@@ -120,9 +120,10 @@ class Session:
     """The links of this process to its peers by name, their timeouts, and the expected tensors.
 
     In a `private` run, peers get no text that may contain values: of foreign exceptions, or of a program. `epoch` is
-    the number of restarts of the run: the highest of any worker. `absences` are the clusters that may be lost during
-    the run, and `await_return` accepts connections from their workers again. `is_absent` returns whether the others
-    have reported that the run goes on without this worker: they let it take part after a step.
+    the number of restarts of the run: the highest of any worker. `leave` closes all links together. `whole` is the
+    session of which this one has some of the peers. `absences` are the clusters that may be lost during the run, and
+    `await_return` accepts connections from their workers again. `is_absent` returns whether the others have reported
+    that the run goes on without this worker: they let it take part after a step.
     """
 
     worker: str
@@ -136,19 +137,19 @@ class Session:
     absences: Absences = field(default_factory=Absences)
     await_return: Callable[[Collection[str]], None] | None = None
     is_absent: Callable[[], bool] = lambda: False
-    _line: str = ""
+    _script_line: str = ""
 
-    def among(self, mates: Collection[str]) -> Session:
-        """A view of the session with a subset of the peers; failures are announced to all. It is
-        not closed separately.
+    def select_peers(self, mates: Collection[str]) -> Session:
+        """A session with some of the peers, over the same links: failures are announced to all peers, and it is not
+        closed separately.
         """
         links = {peer: link for peer, link in self.links.items() if peer in mates}
         whole, private, epoch = self, self.private, self.epoch
         return Session(self.worker, links, self.patience, self.expected, whole=whole, private=private, epoch=epoch)
 
     def hello(self, sheet: Sheet) -> Mapping[str, Sheet]:
-        """Greet every peer; returns their greetings. Different versions are refused. Afterwards all have the run's
-        epoch, and processes with a different epoch cannot take part.
+        """Greet every peer; returns their greetings. Different versions and workers are refused. Afterwards all have
+        the run's epoch, and processes with a different epoch cannot take part.
         """
         failpoint("hello.before")
         self._send("HELLO", "nb.init", {**sheet, "epoch": self.epoch})
@@ -177,7 +178,7 @@ class Session:
         for peer in self.links:
             waited = 0.0
             while peer not in received:
-                lost, seconds = self.find_lost_peers(received), min(_LOOK_SECONDS, self.patience - waited)
+                lost, seconds = self.find_lost_link_error(received), min(_LOOK_SECONDS, self.patience - waited)
                 try:
                     received |= self._receive_all("HELLO", "nb.init", (peer,), seconds, waited)
                     self._check_workers(peer, sheet, received[peer])
@@ -271,17 +272,17 @@ class Session:
                 if peer in mates
                 else {key: announcement[key] for key in announcement.keys() - _MATE_FIELDS}
             )
-            self._send("STEP", _step(sheet), known, (peer,))
+            self._send("STEP", _describe_step(sheet), known, (peer,))
         failpoint("step.announced")
 
     def check_step(self, sheet: Sheet, mark: int = 0) -> Mapping[str, Sheet]:
         """Verify that every peer has announced the same step of the same program with the same rows; returns the
         announcements.
         """
-        announcements = self._receive_all("STEP", _step(sheet))
+        announcements = self._receive_all("STEP", _describe_step(sheet))
         for peer, theirs in announcements.items():
             if (theirs["program"], theirs["step"]) != (sheet["program"], sheet["step"]):
-                raise self._make_divergence_error(_step(sheet), peer, _describe_place(theirs))
+                raise self._make_divergence_error(_describe_step(sheet), peer, _describe_place(theirs))
             self._check_rows(peer, {"mark": mark, **sheet}, theirs)
             check_sums(self.worker, sheet.get("alike", {}), peer, theirs.get("alike"), sheet["step"])
             check_settings(self.worker, sheet.get("settings", {}), peer, theirs.get("settings", {}), sheet["step"])
@@ -302,7 +303,7 @@ class Session:
         return [escape_foreign_text(votes[worker]) for worker in sorted(votes) if votes[worker]]
 
     def meet(self, doing: str) -> None:
-        """Wait until every process has reached the same point."""
+        """Wait until every process has reached the same point, which `doing` describes. Collective."""
         with self.share_failures():
             failpoint("meet.before")
             self._send("MEET", doing, {})
@@ -310,7 +311,9 @@ class Session:
             failpoint("meet.after")
 
     def exchange(self, doing: str, sheet: Sheet, mates: Collection[str]) -> Mapping[str, Sheet]:
-        """Exchange a message with some peers, such as the workers of one cluster."""
+        """Exchange a message with some peers, such as the workers of one cluster; returns theirs. Collective among
+        them, and `doing` must be the same in all.
+        """
         self._send("MEET", doing, sheet, mates)
         received = self._receive_all("MEET", doing, mates)
         for peer, theirs in received.items():
@@ -321,17 +324,17 @@ class Session:
         return received
 
     def share(self, doing: str, value: Any) -> dict[str, Any]:
-        """Exchange a value with all processes; the result, by worker, begins with this one's."""
+        """Exchange a value with all processes, as JSON; returns those of all workers, this one's first. Collective."""
         received = self.exchange(doing, {"shared": value}, set(self.links))
         return {self.worker: value, **{peer: theirs["shared"] for peer, theirs in received.items()}}
 
-    def find_lost_peers(self, mates: Collection[str]) -> NebulaError | None:
-        """The error of one of these peers whose link is closed, if any; does not wait."""
+    def find_lost_link_error(self, mates: Collection[str]) -> NebulaError | None:
+        """The error of a link to one of these peers that is closed, None if none is; does not wait."""
         errors = (self._find_error(link) for _, link in self._links_of(mates))
         return next((error for error in errors if error is not None and not isinstance(error, DeadlineError)), None)
 
     def _find_error(self, link: Link) -> NebulaError | None:
-        """The present error of a link: it is closed, or it is not connected."""
+        """The present error of a link, which is closed or not connected; None if it is connected."""
         try:
             link.take("LOST", 0.0)  # never sent: this only checks the link's state
         except NebulaError as error:
@@ -339,17 +342,18 @@ class Session:
         return None
 
     def find_missing_peers(self) -> tuple[str, ...]:
-        """The peers that have not connected, or have been silent for long."""
+        """The peers that have not connected or have closed their links, or have been silent for long."""
         errors = (self._find_error(link) for link in self.links.values())
         return tuple(error.peer for error in errors if error is not None and error.peer)
 
     def _check_rows(self, peer: str, sheet: Sheet, theirs: Sheet) -> None:
         shared = sheet["inputs"].keys() & theirs["inputs"].keys()
-        bad = [name for name in sorted(shared) if not is_same(sheet["inputs"][name], theirs["inputs"][name])]
-        marks = {sheet["mark"], theirs.get("mark", 0)} - {0}
-        other = len(marks) > 1
-        if sheet["rows"] != theirs["rows"] or bad or other:
-            what = f"input {bad[0]!r}" if bad else "the order of rows" if other else "the number of rows"
+        unlike = [name for name in sorted(shared) if not is_same(sheet["inputs"][name], theirs["inputs"][name])]
+        has_other_order = len({sheet["mark"], theirs.get("mark", 0)} - {0}) > 1
+        if sheet["rows"] != theirs["rows"] or unlike or has_other_order:
+            what = (
+                f"input {unlike[0]!r}" if unlike else "the order of rows" if has_other_order else "the number of rows"
+            )
             raise InputMismatchError(
                 f"{what} differs between {self.worker} and {peer} at step {sheet['step']}",
                 where=peer,
@@ -360,7 +364,7 @@ class Session:
 
     def _send(self, about: str, doing: str, sheet: Sheet, peers: Collection[str] | None = None) -> None:
         site = script_site()
-        self._line, line = str(site), str(site._replace(file=os.path.basename(site.file)))
+        self._script_line, line = str(site), str(site._replace(file=os.path.basename(site.file)))
         for peer, link in self._links_of(peers):
             with self._name_lost_peer(doing, peer):
                 link.post(build_message(SESSION, about, **sheet, doing=doing, line=line))
@@ -376,8 +380,8 @@ class Session:
         patience: float | None = None,
         waited: float = 0.0,
     ) -> dict[str, dict[str, Any]]:
-        """Receive a message from each peer, which must be about the same subject; the peer has been `waited` for. While
-        one is late, the failure of another one is noticed.
+        """Receive a message of kind `about` from each peer; another kind raises. `waited` are the seconds for which
+        they have been waited for already. While one is late, the failure of another one is noticed.
         """
         patience, links = self.patience if patience is None else patience, dict(self._links_of(peers))
         received: dict[str, dict[str, Any]] = {}
@@ -401,7 +405,7 @@ class Session:
 
     def _make_divergence_error(self, doing: str, peer: str, theirs: str) -> PlanMismatchError:
         return PlanMismatchError(
-            f"{self.worker} is at {doing} ({self._line}), but {peer} is at {theirs}",
+            f"{self.worker} is at {doing} ({self._script_line}), but {peer} is at {theirs}",
             where=peer,
             why="the processes have diverged: a callback or a condition took a different path in one of them",
             mend="make every process decide by the same values, such as returned values, which all processes get",
@@ -409,12 +413,14 @@ class Session:
 
     @contextlib.contextmanager
     def _name_lost_peer(self, doing: str, peer: str) -> Iterator[None]:
-        """Add the activity of this process to the error of a lost peer."""
+        """Context of an operation on the link to a peer: the error of a closed link is completed with what this process
+        is doing.
+        """
         try:
             yield
         except LinkClosedError as closed:
             error = LinkClosedError(
-                f"{closed.what}, and {self.worker} is at {doing} ({self._line})",
+                f"{closed.what}, and {self.worker} is at {doing} ({self._script_line})",
                 where=closed.where,
                 why=closed.why,
                 mend=closed.mend,
@@ -450,7 +456,7 @@ class Session:
             link.close()
 
 
-def _step(sheet: Sheet) -> str:
+def _describe_step(sheet: Sheet) -> str:
     return f"step {sheet['step']} of {sheet['name']!r}"
 
 
@@ -479,8 +485,8 @@ def are_sums_due(steps: int) -> bool:
 def checksum_variables(
     cut: Cut, worker: str, variables: Mapping[str, Any], pieces: Mapping[str, Sequence[str]] | None = None
 ) -> Sums:
-    """Checksums of the variables that a worker replicates with others of its cluster; for `pieces`,
-    with these workers.
+    """Checksums of the variables that a worker holds in common with others of its cluster. `pieces` has, for a split
+    variable, the workers that hold the same piece.
     """
     clusters = {each.name: each.cluster for each in cut.workers}
     found: dict[str, int] = {}

@@ -48,15 +48,15 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 def restrict_connections(port: int, hosts: Sequence[str]) -> bool:
     """Allow only this machine and `hosts` (numeric addresses) to connect to a port that this process listens on.
-    Earlier connections of others are closed.
+    Connections that others have made before are closed.
 
-    Returns whether the port is restricted, which not every system supports.
+    Returns whether the port is restricted, which not every system supports, nor every address: a name is not enough.
     """
     try:
         networks = [ipaddress.ip_network(each) for each in dict.fromkeys([_LOOPBACK_4, _LOOPBACK_6, *hosts])]
     except ValueError:  # a name is not an address
         return False
-    packed = b"".join(struct.pack("=HBBI", *rule) for rule in rules(networks))
+    packed = b"".join(struct.pack("=HBBI", *rule) for rule in build_filter(networks))
     buffer = ctypes.create_string_buffer(packed, len(packed))
     program = struct.pack("@HP", len(packed) // 8, ctypes.addressof(buffer))
     found = 0
@@ -107,8 +107,8 @@ def restrict_port(port: int, hosts: Sequence[str]) -> None:
         )
 
 
-def rules(networks: Sequence[Network]) -> list[Rule]:
-    """A program for the kernel's packet filter that accepts packets from these networks and drops all others."""
+def build_filter(networks: Sequence[Network]) -> list[Rule]:
+    """The program for the kernel's packet filter that accepts packets from these networks and drops all others."""
     version = [(_LOAD_BYTE, 0, 0, _NETWORK_HEADER), (_AND, 0, 0, 0xF0)]
     parts = [[*version, *_match_network(network)] for network in networks]
     return [*(rule for part in parts for rule in part), (_RETURN, 0, 0, _DROP)]
@@ -132,7 +132,9 @@ def _words(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> tuple[int,
 
 
 def _list_sockets(port: int) -> Iterator[socket.socket]:
-    """The sockets of this process that listen on a port, and those connected to it."""
+    """Duplicates of the sockets of this process that listen on a port or have accepted a connection there, each open
+    until the next one.
+    """
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # closed meanwhile, as the folder's own descriptor is by now
             if stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode):
@@ -162,10 +164,10 @@ def find_local_address(host: str) -> str:
 
 
 # ---------------------------------------------------------------------- the device and the task
-def take(device: str, worker: str) -> None:
+def select_device(device: str, worker: str) -> None:
     """Make only the CPU, or one GPU in addition, visible to this process. TensorFlow must not be initialised yet.
 
-    >>> take("CPU", "gpu/0")
+    >>> select_device("CPU", "gpu/0")
     """
     gpus = tf.config.list_physical_devices("GPU")
     kind, _, number = device.partition(":")
@@ -190,9 +192,9 @@ _UNKNOWN_ADDRESS = "127.0.0.1:1"  # the address of a mate that is not yet known
 
 
 def prepare(attachment: Attachment) -> None:
-    """Take the worker's device, and prepare its task."""
+    """Select the worker's device, if the config names one, and prepare its task."""
     if attachment.device is not None:
-        take(attachment.device, attachment.worker)
+        select_device(attachment.device, attachment.worker)
     prepare_task(attachment)
 
 
@@ -203,7 +205,7 @@ def prepare_task(attachment: Attachment) -> None:
     the collectives are opened. Until then, only this machine can connect to the port. If the runtime has already
     started, nothing is done, and the collectives cannot be opened.
     """
-    workers = tasks_of(attachment)
+    workers = list_tasks(attachment)
     if len(workers) < 2 or tf_collectives.find_task() is not None:
         return
     index, port = workers.index(attachment.worker), free_port()
@@ -211,7 +213,7 @@ def prepare_task(attachment: Attachment) -> None:
     tf_collectives.prepare_task(index, addresses, functools.partial(restrict_port, port, ()))
 
 
-def tasks_of(attachment: Attachment) -> list[str]:
+def list_tasks(attachment: Attachment) -> list[str]:
     """The workers of this worker's cluster, in the order of tasks."""
     mates = [worker for worker, cluster in attachment.peers.items() if cluster == attachment.cluster]
     return sorted([attachment.worker, *mates])

@@ -12,13 +12,13 @@ import tensorflow as tf
 from whale_nebula.ir.layout import PARTIAL, SPLIT, WHOLE, Layout, choose_collective, divide
 
 Tensors = list[Any]
-"""The tensors of the devices that run in this process, in their order."""
+"""A tensor for each device that runs in this process, in their order."""
 Sizes = Sequence[Any]
 """The length of the piece of each device along an axis: numbers, or tensors if known only in a step."""
 
 
 class Pieces(tf.experimental.ExtensionType):
-    """The local shards of one tensor; the shards of two tensors are added one by one."""
+    """The pieces of a tensor that the devices of this process hold; two tensors are added piece by piece."""
 
     tensors: tuple[tf.Tensor, ...]
 
@@ -37,7 +37,7 @@ class Group(Protocol):
 
     @property
     def holds_pieces(self) -> bool:
-        """Whether this process holds pieces of a sharded variable rather than the whole."""
+        """Whether this process holds only its pieces of variables of the stage, not whole variables."""
 
     def sum(self, tensors: Tensors) -> Tensors:
         """The sum over all devices."""
@@ -90,7 +90,8 @@ class LocalGroup:
 
 
 def measure_pieces(size: Any, count: int, units: int = 0) -> tuple[list[Any], list[Any]]:
-    """Offset and size of each device's shard: numbers, or tensors if the size is one.
+    """Offsets and sizes of the pieces of all devices along an axis of this size, in whole units if there are any:
+    numbers, or tensors if the size is one.
 
     >>> measure_pieces(10, 3)
     ([0, 4, 7], [4, 3, 3])
@@ -98,14 +99,14 @@ def measure_pieces(size: Any, count: int, units: int = 0) -> tuple[list[Any], li
     if isinstance(size, int):
         sizes: list[Any] = list(divide(size, count, units))
     else:
-        whole = units or size
-        sizes = [size // whole * (whole // count + tf.cast(n < whole % count, size.dtype)) for n in range(count)]
+        whole, unit = (units, size // units) if units else (size, 1)
+        sizes = [unit * (whole // count + tf.cast(n < whole % count, size.dtype)) for n in range(count)]
     return [sum(sizes[:device]) for device in range(count)], sizes
 
 
 def measure_whole(group: Group, sizes: Tensors, layout: Layout) -> Any:
-    """The length of an axis that is split into pieces of these sizes. If the axis has units, each device computes it
-    from its own piece, whose number of units is known; otherwise the devices add up their sizes.
+    """The length of a split axis; `sizes` are those of the pieces here. If the axis has a unit for each device, it is
+    computed from the first of them, whose number of units is known; otherwise the devices add up their sizes.
     """
     parts = divide(layout.units, group.count)
     if min(parts) > 0:
@@ -114,7 +115,7 @@ def measure_whole(group: Group, sizes: Tensors, layout: Layout) -> Any:
 
 
 def cut_piece(tensor: Any, axis: int, start: Any, size: Any) -> Any:
-    """Some entries of a tensor along an axis."""
+    """The `size` entries of a tensor from `start` on along an axis."""
     along = _mark_axis(tensor, axis)
     return tf.slice(tensor, along * start, along * (size + 1) - 1)
 
@@ -125,7 +126,7 @@ def cut_pieces(tensor: Any, axis: int, sizes: Sizes) -> Tensors:
 
 
 def pad_piece(tensor: Any, axis: int, before: Any, behind: Any) -> Any:
-    """A tensor padded with zeros at both ends of an axis."""
+    """A tensor padded along an axis: with so many zeros `before` and `behind`."""
     if isinstance(before, int) and isinstance(behind, int) and before == behind == 0:
         return tensor
     along = _mark_axis(tensor, axis)
@@ -140,7 +141,7 @@ def _mark_axis(tensor: Any, axis: int) -> Any:
     return np.eye(rank, dtype=np.int32)[axis]
 
 
-def take_piece(tensor: Any, layout: Layout, count: int, device: int) -> Any:
+def select_piece(tensor: Any, layout: Layout, count: int, device: int) -> Any:
     """The piece of a whole tensor that a device holds."""
     size = tensor.shape[layout.axis]
     starts, sizes = measure_pieces(tf.shape(tensor)[layout.axis] if size is None else size, count, layout.units)
@@ -179,7 +180,7 @@ def reshard(
     if target.kind == SPLIT:
         whole = group.gather(tensors, source.axis, sizes)
         return [
-            take_piece(tensor, target, group.count, device) for tensor, device in zip(whole, group.here, strict=True)
+            select_piece(tensor, target, group.count, device) for tensor, device in zip(whole, group.here, strict=True)
         ]
     total = sum(sizes)
     return [

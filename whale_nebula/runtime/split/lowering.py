@@ -22,7 +22,7 @@ from whale_nebula.runtime.split.groups import (
     measure_pieces,
     measure_whole,
     reshard,
-    take_piece,
+    select_piece,
 )
 from whale_nebula.spec import Spec, Value
 from whale_nebula.tf import private as tf_private
@@ -37,7 +37,7 @@ _SHAPE_INPUTS = {
 
 
 SumOverReplicas = Callable[[int, Any], Any]
-"""A function that adds the sum of an op's operand over replicas that are other processes."""
+"""Creates the sum of an operand over replicas in other processes, by the number of the traced op and the operand."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,14 @@ class SplitStage:
 
 @dataclass
 class StageLowering:
-    """The ops of one stage for its devices. `values` are tensors in their layouts, `converted` converted to the layouts
-    that single ops need; `created_ops` are the ops that were created for each.
+    """Creates the ops of one split stage for its devices. `operations` are the traced ops by number, `handles` those of
+    its variables; `values` are the stage's tensors in their layouts, and `converted` those in other layouts, which
+    single ops need. `created_ops` are the ops that were created for each traced one.
     """
 
     graph: Graph
     operations: Sequence[Any]
-    shared: SplitStage
+    stage: SplitStage
     handles: Mapping[int, Any]
     created_ops: dict[int, list[Any]]
     sum_over_replicas: SumOverReplicas | None = None
@@ -66,15 +67,15 @@ class StageLowering:
     @property
     def layouts(self) -> Layouts:
         """The layouts of the stage's values."""
-        return self.shared.layouts
+        return self.stage.layouts
 
     @property
     def group(self) -> Group:
-        """The devices."""
-        return self.shared.group
+        """The devices of the stage."""
+        return self.stage.group
 
-    def take(self, value: Value, layout: Layout) -> Tensors:
-        """A value in a layout."""
+    def convert(self, value: Value, layout: Layout) -> Tensors:
+        """A value of the stage in the layout that an op needs."""
         held = self.layouts.layout(value)
         if held == layout or value.op in self.handles:
             return self.values[value]
@@ -83,16 +84,18 @@ class StageLowering:
             self.converted[value, layout] = reshard(self.group, self.values[value], held, layout, shape)
         return self.converted[value, layout]
 
-    def make(self, op: Op, provide: Callable[[Value], None]) -> None:
-        """Create an op for each device, after the results of its control inputs; `provide` returns its inputs."""
+    def create(self, op: Op, provide: Callable[[Value], None]) -> None:
+        """Create an op for each device, after the ops of its control inputs; `provide` makes an input available in
+        `values`.
+        """
         targets = {each.value: each.target for each in self.layouts.reshards.get(op.index, ())}
         layouts = [targets.get(value, self.layouts.layout(value)) for value in op.inputs]
         with tf.control_dependencies([made for index in op.control for made in self.created_ops.get(index, ())]):
             for value in op.inputs:
                 provide(value)
-            inputs = [self.take(value, layout) for value, layout in zip(op.inputs, layouts, strict=True)]
-            found = self.choose(op)(op, inputs, layouts)
-        for value, tensors in zip(op.values, found, strict=True):
+            inputs = [self.convert(value, layout) for value, layout in zip(op.inputs, layouts, strict=True)]
+            outputs = self.choose(op)(op, inputs, layouts)
+        for value, tensors in zip(op.values, outputs, strict=True):
             self.values[value] = tensors
             self.set_shapes(value, tensors)
 
@@ -104,7 +107,7 @@ class StageLowering:
                 tensor.set_shape(spec.shape)
 
     def choose(self, op: Op) -> Callable[[Op, Sequence[Tensors], Sequence[Layout]], list[Tensors]]:
-        """Choose how an op is created."""
+        """The function that creates an op for the devices: from its inputs and their layouts, the values of the op."""
         if op.type in SCATTERS:
             return self.scatter
         if op.index in self.layouts.joint_ops:
@@ -117,7 +120,7 @@ class StageLowering:
             "Mean": self.mean,
             "EnsureShape": self.ensure_shape,
             "Squeeze": self.squeeze,
-            SEGMENT_SUM: self.deal,
+            SEGMENT_SUM: self.sum_segments,
             REPLICA_SUM: self.sum_replicas,
         }
         return self.assign if op.type in ASSIGNS else own.get(op.type, self.copy)
@@ -143,9 +146,9 @@ class StageLowering:
         if entry is not None and entry < 0:
             return shape
         size = known[layout.axis] if known is not None else None
-        asked = shape[layout.axis]
-        _, sizes = measure_pieces(asked if size is None else size, self.group.count, layout.units)
-        return _replace_size(shape, layout.axis, tf.where(asked < 0, asked, tf.cast(sizes[device], asked.dtype)))
+        whole = shape[layout.axis]
+        _, sizes = measure_pieces(whole if size is None else size, self.group.count, layout.units)
+        return _replace_size(shape, layout.axis, tf.where(whole < 0, whole, tf.cast(sizes[device], whole.dtype)))
 
     def read(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
         """A variable's value, in pieces if it is held in pieces."""
@@ -157,7 +160,7 @@ class StageLowering:
         return [reshard(self.group, tensors, WHOLE_LAYOUT, self.layouts.layout(Value(op.index)))]
 
     def assign(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
-        """The value to assign to a variable: this process's shard, or the whole value."""
+        """Assign to a variable: this process's piece, if it holds pieces, otherwise the whole value."""
         whole = inputs[1][0]
         if not self.group.holds_pieces:
             whole = reshard(self.group, inputs[1], layouts[1], WHOLE_LAYOUT)[0]
@@ -181,8 +184,8 @@ class StageLowering:
         self.created_ops[op.index] = [tf_private.copy_op(self.operations[op.index], [handle, numbers, rows])]
         return []
 
-    def deal(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
-        """Add up rows by index: from whole rows each device computes the sums of its piece."""
+    def sum_segments(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
+        """Add up rows by segment: if only the result is in pieces, each device computes the sums of its segments."""
         layout = self.layouts.layout(Value(op.index))
         if layout.kind != SPLIT or layout.axis != 0 or layouts[0].kind == SPLIT:
             return self.copy(op, inputs, layouts)
@@ -212,11 +215,11 @@ class StageLowering:
         return [[tf.reduce_prod(shape) for shape in shapes]]
 
     def ensure_shape(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
-        """A check of a whole tensor's shape: each device checks that of its piece."""
+        """Check the shape of a tensor: each device checks that of its piece."""
         if layouts[0].kind != SPLIT:
             return self.copy(op, inputs, layouts)
-        asked = tf.TensorShape(self.operations[op.index].get_attr("shape"))
-        whole = Spec(op.outputs[0].dtype, None if asked.rank is None else tuple(asked.as_list()))
+        shape = tf.TensorShape(self.operations[op.index].get_attr("shape"))
+        whole = Spec(op.outputs[0].dtype, None if shape.rank is None else tuple(shape.as_list()))
         pieces = [find_local_spec(whole, layouts[0], self.group.count, device) for device in self.group.here]
         checked = [tf.ensure_shape(tensor, piece.shape) for tensor, piece in zip(inputs[0], pieces, strict=True)]
         self.created_ops[op.index] = [tensor.op for tensor in checked]
@@ -251,17 +254,19 @@ class StageLowering:
         return [[each * (tf.cast(size, each.dtype) / total) for each, size in zip(found[0], own, strict=True)]]
 
     def starts(self, value: Value, tensors: Tensors, layout: Layout) -> Tensors:
-        """The offset of each device's shard along its axis."""
+        """The offset along the split axis of the piece of each device that runs here."""
         starts, _ = self.measure(value, tensors, layout)
         return [starts[device] for device in self.group.here]
 
     def measure(self, value: Value, tensors: Tensors, layout: Layout) -> tuple[list[Any], list[Any]]:
-        """Offsets and sizes of all devices' shards along their axis."""
+        """Offsets and sizes of all devices' pieces along the split axis."""
         total = self.measure_axis(value, [_measure_shape(tensor)[layout.axis] for tensor in tensors], layout)
         return measure_pieces(total, self.group.count, layout.units)
 
     def measure_axis(self, value: Value, sizes: Tensors, layout: Layout) -> Any:
-        """The size of a whole value along an axis, from the sizes of its shards."""
+        """The size of a whole value along its split axis, from its static shape or, if that is unknown, from the
+        `sizes` of the pieces here.
+        """
         spec = self.graph.spec(value)
         if spec.dtype == "resource":  # its layout is taken from its readers, if any
             reads = (op for op in self.graph.ops if op.type == "ReadVariableOp" and op.inputs[0] == value)
@@ -272,8 +277,9 @@ class StageLowering:
 
 @dataclass
 class Lowering:
-    """One run of ops, some of which belong to split stages; other ops are created once. `operations` are the traced ops
-    by number, and `handles` their inputs from outside the trace.
+    """Creates a sequence of traced ops in the current graph: those of split `stages` for each device, others once.
+    `operations` are the traced ops by number, `handles` their inputs from outside the trace, by number, and
+    `sum_over_replicas` computes sums over replicas in other processes.
     """
 
     graph: Graph
@@ -286,28 +292,28 @@ class Lowering:
 
     def __post_init__(self) -> None:
         handles = {op: each for op, each in self.handles.items() if each.dtype in (tf.resource, tf.variant)}
-        self.parts = [
+        self.lowered_stages = [
             StageLowering(self.graph, self.operations, each, handles, self.created_ops, self.sum_over_replicas)
             for each in self.stages
         ]
-        for part in self.parts:
-            part.values |= {Value(op): [handle] * len(part.group.here) for op, handle in handles.items()}
+        for stage in self.lowered_stages:
+            stage.values |= {Value(op): [handle] * len(stage.group.here) for op, handle in handles.items()}
         self.whole_values |= {Value(op): handle for op, handle in self.handles.items()}
 
     def run(self, ops: Iterable[int], feeds: Mapping[Value, Any], fetches: Sequence[Value]) -> list[Any]:
-        """Create ops for given feeds, tensors or shards; returns the fetches, whole unless kept in shards."""
+        """Create ops from these feeds, which are tensors or `Pieces`; returns the fetches (see `fetch`)."""
         for value, tensor in feeds.items():
-            part = self.find_part(value)
-            if isinstance(tensor, Pieces) and part is not None:
-                part.values[value] = list(tensor.tensors)
+            stage = self.find_stage(value)
+            if isinstance(tensor, Pieces) and stage is not None:
+                stage.values[value] = list(tensor.tensors)
             else:
                 self.whole_values[value] = tensor
         own = set(ops)
         for index in ops:
-            self.make(index, own)
+            self.create(index, own)
         return [self.fetch(value) for value in fetches]
 
-    def make(self, index: int, own: Collection[int]) -> None:
+    def create(self, index: int, own: Collection[int]) -> None:
         """Create an op, after the ops of `own` that it reads."""
         op = self.graph.ops[index]
         if index in self.created_ops or Value(index) in self.whole_values:
@@ -315,13 +321,13 @@ class Lowering:
         self.created_ops[index] = []
         for before in (*(value.op for value in op.inputs), *op.control):
             if before in own:
-                self.make(before, own)
-        part = next((part for part in self.parts if index in part.layouts.split_ops), None)
-        if part is not None:
-            part.make(op, lambda value: self.provide(value, part))
+                self.create(before, own)
+        stage = next((each for each in self.lowered_stages if index in each.layouts.split_ops), None)
+        if stage is not None:
+            stage.create(op, lambda value: self.provide(value, stage))
             return
         with tf.control_dependencies([made for index in op.control for made in self.created_ops.get(index, ())]):
-            inputs = [self.take(value) for value in op.inputs]
+            inputs = [self.join(value) for value in op.inputs]
             if op.type == REPLICA_SUM and self.sum_over_replicas is not None:
                 made = self.sum_over_replicas(index, inputs[0]).op
             else:
@@ -329,29 +335,29 @@ class Lowering:
         self.created_ops[index] = [made]
         self.whole_values.update(zip(op.values, made.outputs, strict=True))
 
-    def find_part(self, value: Value) -> StageLowering | None:
+    def find_stage(self, value: Value) -> StageLowering | None:
         """The stage that has a value in pieces, if any."""
-        return next((part for part in self.parts if value in part.layouts.by_value), None)
+        return next((stage for stage in self.lowered_stages if value in stage.layouts.by_value), None)
 
     def provide(self, value: Value, reader: StageLowering) -> None:
-        """Make an outside value available to a stage."""
+        """Make a value available to a stage in the stage's layout, if it is not one of its own."""
         if value not in reader.values:
-            tensors = [self.take(value)] * len(reader.group.here)
+            tensors = [self.join(value)] * len(reader.group.here)
             reader.values[value] = reshard(reader.group, tensors, WHOLE_LAYOUT, reader.layouts.layout(value))
 
-    def take(self, value: Value) -> Any:
-        """A value as a whole."""
+    def join(self, value: Value) -> Any:
+        """A value as a whole; that of a split stage is converted."""
         if value not in self.whole_values:
-            part = next(part for part in self.parts if value in part.values)
-            self.whole_values[value] = part.take(value, WHOLE_LAYOUT)[0]
+            stage = next(stage for stage in self.lowered_stages if value in stage.values)
+            self.whole_values[value] = stage.convert(value, WHOLE_LAYOUT)[0]
         return self.whole_values[value]
 
     def fetch(self, value: Value) -> Any:
-        """A value in the layout in which it is passed on."""
-        part = self.find_part(value)
-        if part is None or not part.layouts.returns_pieces(value):
-            return self.take(value)
-        return Pieces(tuple(part.values[value]))
+        """A value as it is returned: in pieces (`Pieces`) if its stage returns pieces of it, otherwise whole."""
+        stage = self.find_stage(value)
+        if stage is None or not stage.layouts.returns_pieces(value):
+            return self.join(value)
+        return Pieces(tuple(stage.values[value]))
 
 
 def _measure_shape(tensor: Any) -> Any:
@@ -369,7 +375,7 @@ InputLayouts = Sequence[Layout]
 
 
 def _compute_exponentials(group: Group, scores: Tensors) -> tuple[Tensors, Tensors, Tensors]:
-    """Scores minus their maximum, the exponentials of these, and their sum, over the last axis of all devices."""
+    """Scores minus the largest of their row, the exponentials of these, and the sum of each row, over all devices."""
     largest = group.maximum([tf.reduce_max(each, -1, keepdims=True) for each in scores])
     shifted = [each - most for each, most in zip(scores, largest, strict=True)]
     powers = [tf.exp(each) for each in shifted]
@@ -387,17 +393,22 @@ def _log_softmax(run: StageLowering, op: Op, inputs: Inputs, layouts: InputLayou
 
 
 def _cross_entropy(run: StageLowering, op: Op, inputs: Inputs, layouts: InputLayouts) -> list[Tensors]:
-    """The loss of each row, which all devices have, and its gradient with respect to the scores, in pieces."""
+    """The loss of each row, which all devices have, and, in pieces, the op's second result: the gradient of the loss
+    with respect to the scores if labels sum to 1. Both are NaN for an integer label that is not a class, as on GPUs.
+    """
     shifted, powers, sums = _compute_exponentials(run.group, inputs[0])
-    labels = inputs[1] if layouts[1].kind == SPLIT else _mark_labels(run, op.inputs[0], inputs[1], shifted, layouts[0])
+    sparse = op.type.startswith("Sparse")
+    labels = _mark_labels(run, op.inputs[0], inputs[1], shifted, layouts[0]) if sparse else inputs[1]
     own = [
         tf.stack([tf.reduce_sum(label * each, -1), tf.reduce_sum(label, -1)])
         for label, each in zip(labels, shifted, strict=True)
     ]
     picked, mass = zip(*map(tf.unstack, run.group.sum(own)), strict=True)
+    if sparse:  # 1 for each row whose label is a class, otherwise NaN
+        mass = tuple(each / each for each in mass)
     losses = [m * tf.math.log(total[..., 0]) - own for m, total, own in zip(mass, sums, picked, strict=True)]
     slopes = [
-        m[..., tf.newaxis] * power / total - label
+        power / total * (m[..., tf.newaxis] if sparse else 1.0) - label
         for m, power, total, label in zip(mass, powers, sums, labels, strict=True)
     ]
     return [losses, slopes]
@@ -495,12 +506,12 @@ def _read_tables(run: StageLowering, op: Op, tensors: Tensors, layout: Layout) -
     table = tf.raw_ops.ReadVariableOp(resource=handle, dtype=op.outputs[0].dtype)
     if run.group.holds_pieces:
         return [table]
-    return [take_piece(table, layout, run.group.count, device) for device in run.group.here]
+    return [select_piece(table, layout, run.group.count, device) for device in run.group.here]
 
 
 def _call_rows(run: StageLowering, op: Op, inputs: Inputs, layouts: InputLayouts) -> list[Tensors]:
-    """Call Python for rows of a table outside the graph: each device for its own rows. In one process, one call serves
-    all.
+    """Call Python for the rows of a table outside the graph: each process for the rows of its device, by their offset
+    and number in the last input; one process with all devices once, for the whole table.
     """
     given = [tensors[0] for tensors in inputs]
     if run.group.holds_pieces:
@@ -508,7 +519,7 @@ def _call_rows(run: StageLowering, op: Op, inputs: Inputs, layouts: InputLayouts
         (device,) = run.group.here
         given[-1] = tf.constant([starts[device], sizes[device]], given[-1].dtype)
     else:
-        given[-2] = run.take(op.inputs[-2], WHOLE_LAYOUT)[0]
+        given[-2] = run.convert(op.inputs[-2], WHOLE_LAYOUT)[0]
     made = tf_private.copy_op(run.operations[op.index], given)
     run.created_ops[op.index] = [made]
     outputs = zip(op.values, made.outputs, strict=True)

@@ -26,7 +26,7 @@ from whale_nebula.runtime.split.groups import (
     cut_pieces,
     measure_pieces,
     pad_piece,
-    take_piece,
+    select_piece,
 )
 from whale_nebula.runtime.variables.remote import Ledger
 from whale_nebula.spec import Value
@@ -56,7 +56,8 @@ _KEYS = CollectiveKeys()
 
 
 class CollectiveGroup:
-    """One of `count` workers that run the same function of a stage under a common `name`; this is number `index`.
+    """The group of `count` workers that run the same function of a stage, of which this process is number `index`. The
+    keys of its collectives are derived from `name`, which is the same in all of them.
 
     A collective has a key for each size of its operand, because TensorFlow fixes the shape at the first call.
     """
@@ -100,7 +101,7 @@ class CollectiveGroup:
         return [cut_piece(self._join(found, axis, sizes), other, 0, others[self.index])]
 
     def run_between(self, add: Callable[[], Any]) -> Any:
-        """Add a collective of another group, in order with those of this one."""
+        """Add a collective of another group by `add`, on GPUs between the previous and the next one of this group."""
         with tf.control_dependencies([self._last] * (self._last is not None)):
             found = add()
         if tf_collectives.find_device() != tf_collectives.CPU:
@@ -153,14 +154,14 @@ class TensorBroadcast:
         self._keys = [_KEYS.find_number(f"{name} {what}") for what in ("head", "body")]
         self._functions: dict[Any, Any] = {}
 
-    def give(self, tensor: Any) -> Any:
-        """Broadcast a value from the first worker."""
+    def send(self, tensor: Any) -> Any:
+        """Send a value from the first worker; returns it as a tensor."""
         tensor = tf.convert_to_tensor(tensor)
         self._function(tensor.dtype, self._send, tf.TensorSpec(None, tensor.dtype))(tensor)
         return tensor
 
-    def take(self, dtype: Any) -> Any:
-        """Receive the broadcast value on another worker."""
+    def receive(self, dtype: Any) -> Any:
+        """Receive the value on another worker."""
         dtype = tf.as_dtype(dtype)
         return self._function(dtype, lambda: self._receive(dtype))()
 
@@ -189,8 +190,8 @@ class TensorBroadcast:
 
 @dataclass
 class Piece:
-    """A worker's shard of a variable, one of `count`; all holders `join` them at the same time. The first shard is on
-    worker `first`.
+    """A worker's piece of a split variable: number `index` of `count`, held in `variable`. `name` is the path of the
+    split variable, and `first` the worker with the first piece.
     """
 
     layout: Layout
@@ -204,10 +205,10 @@ class Piece:
 
     def store(self, whole: Any) -> None:
         """Keep this worker's piece of a whole value."""
-        self.variable.assign(take_piece(tf.convert_to_tensor(whole), self.layout, self.count, self.index))
+        self.variable.assign(select_piece(tf.convert_to_tensor(whole), self.layout, self.count, self.index))
 
     def join(self, size: int) -> Any:
-        """The whole value; `size` is that of its axis."""
+        """Gather the whole value, whose split axis has this size. Collective: all holders call it at the same point."""
         if self._gather is None:
             _, sizes = measure_pieces(size, self.count, self.layout.units)
 
@@ -222,7 +223,7 @@ class Piece:
 
 @dataclass
 class Shards:
-    """The split stages of a program on one of their workers. `pieces` are its variables in pieces, by their op."""
+    """The split stages of a program that a worker runs, and its pieces of their variables, by the variables' ops."""
 
     cut: Cut
     worker: str
@@ -243,7 +244,7 @@ class Shards:
 
     @cached_property
     def mates(self) -> Mapping[str, Sequence[str]]:
-        """By variable, the workers that hold the same shard as this one."""
+        """By the path of a split variable, the workers that hold the same piece as this one."""
         found: dict[str, Sequence[str]] = {}
         for stage in self.stages:
             alike = self.cut.routings[self.worker].hosts_of(stage) if stage in self.split_stages else (self.worker,)
@@ -256,7 +257,7 @@ class Shards:
         return self.cut.group_of(stage, self.worker).index(self.worker)
 
     def name(self, stage: int) -> str:
-        """The name of the group of workers of a stage's replica."""
+        """The name of the group of workers that run this worker's replica of a stage."""
         return f"{self.program} stage {stage} with {self.cut.group_of(stage, self.worker)[0]}"
 
     def group(self, stage: int, fragment: Fragment) -> CollectiveGroup:
@@ -297,15 +298,15 @@ class SplitExchange:
         given = self.inner.get(value, micro_batch, stage) if first else None
         with self.shards.explain_failures():
             if first:
-                return self.shards.broadcast(stage).give(given)
-            return self.shards.broadcast(stage).take(self.shards.cut.program.graph.spec(value).dtype)
+                return self.shards.broadcast(stage).send(given)
+            return self.shards.broadcast(stage).receive(self.shards.cut.program.graph.spec(value).dtype)
 
 
 @dataclass(frozen=True)
 class NewShards:
-    """The variables that a program newly shards, each with the stage whose workers hold the shards.
+    """The variables that a program splits first, by path, each with the stage whose workers hold its pieces.
 
-    Trained variables start from the first worker's value, and each worker receives its piece. Others (an optimizer's
+    Of trained variables the first worker has the value, and each worker receives its piece. Others (an optimizer's
     slots) are initialised by every worker, which keeps its piece.
     """
 
@@ -314,7 +315,7 @@ class NewShards:
 
     @classmethod
     def create(cls, cut: Cut, variables: Mapping[str, Any], ledger: Ledger) -> NewShards:
-        """The newly sharded variables of a program; empty without split stages."""
+        """The variables of a program that no earlier program has split; empty without split stages."""
         found: dict[str, int] = {}
         for stage, layouts in cut.layouts.items():
             for op, layout in layouts.variables.items():
@@ -325,13 +326,13 @@ class NewShards:
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        """The layout of each variable at its holders."""
+        """The layout of each variable in its stage."""
         known = {variable.path: variable.op for variable in self.cut.program.variables}
         return {path: self.cut.layouts[stage].variables[known[path]] for path, stage in self.stages.items()}
 
     def shapes(self, worker: str) -> dict[str, tuple[int, ...] | None]:
-        """The shape of the shard of each variable that is distributed; None for variables that all
-        holders initialise.
+        """The shape of a worker's piece of each trained variable, `()` if it has none; None for the other variables,
+        which all holders initialise.
         """
         found: dict[str, tuple[int, ...] | None] = {}
         for variable in self.cut.program.variables:
@@ -369,7 +370,7 @@ def hold_pieces(shards: Shards, parted: NewShards, captured: Captured, ledger: L
             if drawn is not None:
                 return drawn
             captured.initialize_variables(lambda variable: variable is own)
-            return take_piece(own.read_value(), layout, count, index)
+            return select_piece(own.read_value(), layout, count, index)
 
         first = ledger.distribute_pieces(slot, own, take) if known[path].trainable else take(shards.worker)
         with tf.device(own.device):

@@ -204,7 +204,7 @@ class ActorStep(Runner):
     def run_stages(self, step: RunningStep) -> list[Any]:
         """Run a step; returns its results."""
         values: dict[Value, Any] = {}
-        current_run().step_now.micro_batches = len(step.batch.rows)
+        current_run().current_step.micro_batches = len(step.batch.rows)
         once, guard = step.clocks.whole_batch, step.guard
 
         @contextlib.contextmanager

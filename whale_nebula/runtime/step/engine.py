@@ -177,9 +177,9 @@ class Engine:
         taped = tf_private.is_tape_recording() and not self.runner.plain
         without_tape = tf_private.stop_recording() if taped else contextlib.nullcontext()
         failing = contextlib.nullcontext() if checkpoints is None else checkpoints.note_failure(self.runner)
-        now = current_run().step_now
+        now = current_run().current_step
         now.number, now.micro_batches = now.number + 1, 1
-        now.apart = self.captured.program.local_sgd is not None
+        now.is_local_sgd = self.captured.program.local_sgd is not None
         try:
             with annotation("whale_nebula", step_num=self.steps, _r=1), without_tape, failing, suspend_carried_errors():
                 outcome = self._run(tensors)
@@ -387,7 +387,7 @@ def find_held_layouts(captured: Captured, run: Run) -> dict[int, Layout]:
 def prepare_compilation(captured: Captured, run: Run, *, follows_inputs: bool = False) -> Compilation:
     """The input of the passes for a captured step, once the run's clusters are connected."""
     stages = captured.program.stages
-    run.meet([stage.cluster for stage in stages], {stage.cluster: stage.where for stage in stages})
+    run.register_clusters([stage.cluster for stage in stages], {stage.cluster: stage.where for stage in stages})
     operations = order_operations(captured.graph.get_operations())
     workers, config = tuple(_place_workers(captured, run)), run.config
     held = {} if run.alone else find_held_layouts(captured, run)

@@ -282,7 +282,7 @@ class LocalStep(Runner):
         program = self.compiled.cut.program
         counts = tuple(count_micro_batch_rows(program.leaves, tensors, count_local_micro_batches(program)))
         function = self._find_function(counts)
-        current_run().step_now.micro_batches = len(counts)
+        current_run().current_step.micro_batches = len(counts)
         plan = self.compiled.cut
         guard = Guard(self.variables, plan.forward_written, locations=self.compiled.locations, updates=plan.updates)
         start = time.perf_counter()

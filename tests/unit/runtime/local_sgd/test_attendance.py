@@ -247,7 +247,7 @@ RULES = [
     (
         {"npu": {"min": 0}},
         {},
-        {"attachment": replace(GPU, everywhere=True)},
+        {"attachment": replace(GPU, has_one_launcher=True)},
         Attendance("gpu", frozenset({"npu"}), restarts_together=True),
     ),
 ]

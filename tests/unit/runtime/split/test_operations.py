@@ -13,6 +13,7 @@ import tensorflow as tf
 import whale_nebula as nb
 
 X = np.random.default_rng(0).normal(size=(7, 5)).astype("float32")
+LABELS = np.random.default_rng(1).integers(0, 3, (7, 5)).astype("float32")
 
 
 def outer(h: Any) -> Any:
@@ -72,9 +73,10 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "spread": lambda h: tf.reduce_max(h) - tf.reduce_min(h),
     "response normalization": lambda h: tf.nn.local_response_normalization(h[:, None, None, :]),
     "pool": lambda h: tf.nn.max_pool1d(h[:, :, None], 2, 1, "SAME"),
+    "cross-entropy with labels that do not sum to 1": lambda h: tf.nn.softmax_cross_entropy_with_logits(LABELS, h),
     "cross product": lambda h: tf.linalg.cross(h[:, :3], h[:, 2:]),
 }
-SAMPLE = frozenset({"size", "outer", "one-hot", "median"})
+SAMPLE = frozenset({"size", "outer", "one-hot", "median", "cross-entropy with labels that do not sum to 1"})
 
 
 @pytest.mark.parametrize("axis", [-1, 0], ids=["pieces", "partial sum"])
@@ -102,3 +104,17 @@ def test_operation_on_a_divided_tensor_has_the_same_value_and_gradient(name: str
     expected = run(lambda: dense(tf.constant(X)), tf.GradientTape())
     for one, other in zip(expected, step(tf.constant(X)), strict=True):
         np.testing.assert_allclose(other, one, 1e-4, 1e-5)
+
+
+def test_loss_of_a_label_that_is_no_class_is_not_a_number() -> None:
+    nb.init({"clusters": {"c1": {"workers": ["a.example:1", "a.example:2"]}}})
+    dense = keras.layers.Dense(5)
+
+    @nb.function
+    def compute_losses(x: Any, labels: Any) -> Any:
+        with nb.cluster(), nb.stage(cluster="c1"), nb.split(2):
+            return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, dense(x))
+
+    dense.build((None, 5))
+    losses = compute_losses(tf.constant(X), tf.constant([0, 4, 5, -1, 2, 7, 3])).numpy()
+    assert np.isnan(losses).tolist() == [False, False, True, True, False, True, False]
