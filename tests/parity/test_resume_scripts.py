@@ -73,6 +73,15 @@ def fit_twice(cut: bool, count: CountBatch) -> Any:
     return before, fit(model, count, 2, rows=4), model.get_weights()
 
 
+def fit_clusters_twice(cut: bool, count: CountBatch) -> Any:
+    """Like `fit_twice`, with local SGD, whose shared weights are overwritten as well."""
+    model = build_model(False)
+    with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=4, outer="nesterov", delay=1):
+        before = fit(model, count, rows=8)
+        model.set_weights([each * 0.5 for each in model.get_weights()])
+        return before, fit(model, count, 2, rows=8), model.get_weights()
+
+
 def train_folds(cut: bool, count: CountBatch) -> Any:
     """Models of the same names, one after the other."""
     kept, histories = [], []
@@ -272,8 +281,14 @@ def run_two_loops_with_predictions(cut: bool, count: CountBatch) -> Any:
     return second.get_weights()
 
 
-def run_script(script: Callable[[bool, CountBatch], Any], folder: Path, cut: bool, stop: int = 0) -> Any:
-    """Run a script, or stop it after this number of batches."""
+def run_script(
+    script: Callable[[bool, CountBatch], Any],
+    folder: Path,
+    cut: bool,
+    stop: int = 0,
+    error: type[BaseException] = SimulatedKill,
+) -> Any:
+    """Run a script, or stop it after this number of batches, by this error."""
     nb.shutdown()
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(3)
@@ -284,7 +299,7 @@ def run_script(script: Callable[[bool, CountBatch], Any], folder: Path, cut: boo
         seen += 1
         _finish_writing(current_run().checkpoints)
         if seen == stop:
-            raise SimulatedKill
+            raise error
 
     with nb.init(checkpoint={"folder": str(folder), "every": 3}) as run:
         try:
@@ -305,6 +320,7 @@ SCRIPTS = [
     pytest.param(train_in_sequence, 35, True),
     pytest.param(fit_twice, 36, False, marks=pytest.mark.grid),
     pytest.param(fit_twice, 36, True, marks=pytest.mark.grid),
+    pytest.param(fit_clusters_twice, 23, True, marks=pytest.mark.grid),
     pytest.param(train_folds, 10, False, marks=pytest.mark.grid),
     pytest.param(train_folds, 24, True, marks=pytest.mark.grid),  # as `train_folds_with_late_codec`
     pytest.param(train_folds, 45, False, marks=pytest.mark.grid),
@@ -363,6 +379,16 @@ def test_interrupted_script_resumes_exactly(
     monkeypatch.chdir(tmp_path)
     assert run_script(script, Path("broken"), cut) == expected
     assert read_counts(tmp_path / "broken") == read_counts(tmp_path / "undisturbed")
+
+
+def test_error_after_resumption_keeps_models_of_earlier_loops(tmp_path: Path) -> None:
+    """The checkpoint that is saved at the error contains the first model, which the second loop does not use."""
+    expected = run_script(run_two_loops, tmp_path / "undisturbed", False)
+    run_script(run_two_loops, tmp_path / "broken", False, 55)
+    with pytest.raises(ArithmeticError):
+        run_script(run_two_loops, tmp_path / "broken", False, 2, ArithmeticError)
+    assert read_counts(tmp_path / "broken")[0] == 54
+    assert run_script(run_two_loops, tmp_path / "broken", False) == expected
 
 
 @pytest.mark.parametrize(

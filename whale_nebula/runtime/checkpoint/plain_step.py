@@ -38,7 +38,7 @@ class PlainStep:
         self._patches = patch_draws(self._find_draw_counter)
 
     def __call__(self, iterator: Any) -> Any:
-        """Run the steps of an execution, or skip their batches."""
+        """Run the `steps_per_execution` steps of an execution, or skip their batches."""
         with apply_patches(self._patches):
             return self._run(iterator)
 
@@ -67,7 +67,7 @@ class PlainStep:
         return logs
 
     def _register_variables(self, traced: Any) -> None:
-        """Register all variables; they are created by the first step, or, if there is a checkpoint, by its trace."""
+        """Register all variables, and restore them. They exist after the first step; in a resumed run, its trace."""
         self._restored_at = self._checkpoints.known_variables.restore_requests
         graph = keras_training.trace_step(self._function, traced)
         if graph is None:
@@ -98,7 +98,9 @@ class PlainStep:
         return [each.value for each in self._model.trainable_variables]
 
     def _find_draw_counter(self, seed: int, seed2: int) -> Any:
-        """The variable of an op with these seeds: the same in all traces, so that draws continue."""
+        """The variable from which the next op with these seeds in this graph draws: the n-th one has the same in all
+        traces, so that draws continue. None outside graphs.
+        """
         if tf.executing_eagerly():
             return None
         met = self._draw_counts.setdefault(tf.compat.v1.get_default_graph(), Counter())
@@ -121,7 +123,7 @@ def restore_trained(checkpoints: Checkpoints, model: Any, kind: str) -> None:
 
 
 def add_variable(variables: dict[str, Any], variable: Any) -> None:
-    """Add a variable by its name, with a number if that name is already used."""
+    """Add a variable by its name, with a number if that name is already used, unless it is among them."""
     if any(each is variable for each in variables.values()):
         return
     path, number = variable.name.split(":")[0], 1
