@@ -405,6 +405,21 @@ def test_loop_steps_are_counted_once(
             nb.save(tmp_path, build_model(False))
 
 
+def test_results_that_are_no_numbers_do_not_prevent_saving(tmp_path: Path) -> None:
+    class Detailed(Pair):
+        def train_step(self, data: Any) -> dict[str, Any]:
+            return {**super().train_step(data), "parts": {"first": tf.constant(2.0)}, "each": tf.zeros(3)}
+
+    def script(cut: bool, count: CountBatch) -> Any:
+        model = Detailed(cut)
+        model.compile()
+        return fit(model, count, rows=20)["first"]
+
+    run_script(script, tmp_path, False)
+    [manifest] = Folder(str(tmp_path)).scan()[0].manifests.values()
+    assert manifest.position.step == 4 and sorted(manifest.position.logs) == ["first", "loss"]
+
+
 def test_models_of_a_run_are_restored_by_name(tmp_path: Path) -> None:
     *_, first, second = run_script(train_in_sequence, tmp_path, False)
     keras.utils.clear_session(free_memory=False)  # optimizers are numbered as they were in the run

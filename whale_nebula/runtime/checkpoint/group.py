@@ -132,7 +132,7 @@ class Group:
                 if kept.piece.first == kept.holders[0]:
                     yield Entry(name, form, held, tf.convert_to_tensor(kept.piece.variable.read_value()))
                 continue
-            near = self.members[:1] if kept is None else [each for each in kept.holders if each in mates]
+            near = self.members[:1] if kept is None else [each for each in mates if each in kept.holders]
             if near and choose_writer(name, near) == self.worker:
                 yield make_whole_entry(name, variable.read_value())
 
@@ -265,8 +265,8 @@ class ReceivedTensor:
 
 
 def choose_writer(name: str, workers: Sequence[str]) -> str:
-    """The one of these workers that writes a variable that all of them hold. It depends on nothing else, because one
-    process may still have variables that others have released.
+    """The one of these workers that writes a variable that all of them hold. All processes choose the same, although
+    some may still have variables that others have released.
 
     >>> [choose_writer(name, ["npu/0", "npu/1"]) for name in ("dense/kernel", "mean")]
     ['npu/1', 'npu/0']

@@ -6,8 +6,10 @@ variables, with unchanged numbers.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -63,7 +65,7 @@ class PlainStep:
         if self._restored_at < 0:
             self._register_variables(traced)
         self.steps += 1
-        self._checkpoints.after_step(self, lambda: logs, steps)
+        self._checkpoints.after_step(self, lambda: select_numbers(logs), steps)
         return logs
 
     def _register_variables(self, traced: Any) -> None:
@@ -112,6 +114,22 @@ class PlainStep:
             with tf.init_scope():
                 self._checkpoints.known_variables.restore(self.name, {path: self._draws[path]})
         return self._draws[path]
+
+
+def select_numbers(logs: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers among the results of a step, by name, as in Keras's logs: those in dicts are included.
+
+    >>> select_numbers({"loss": tf.constant(0.5), "parts": {"first": tf.constant(2.0)}, "each": tf.zeros(3)})
+    {'loss': 0.5, 'first': 2.0}
+    """
+    found: dict[str, float] = {}
+    for name, value in logs.items():
+        if isinstance(value, Mapping):
+            found |= select_numbers(value)
+        else:
+            with contextlib.suppress(TypeError, ValueError):
+                found[name] = float(value)
+    return found
 
 
 def restore_trained(checkpoints: Checkpoints, model: Any, kind: str) -> None:
