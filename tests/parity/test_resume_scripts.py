@@ -73,6 +73,15 @@ def fit_twice(cut: bool, count: CountBatch) -> Any:
     return before, fit(model, count, 2, rows=4), model.get_weights()
 
 
+def fit_clusters_twice(cut: bool, count: CountBatch) -> Any:
+    """Like `fit_twice`, with local SGD, whose shared weights are overwritten as well."""
+    model = build_model(False)
+    with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=4, outer="nesterov", delay=1):
+        before = fit(model, count, rows=8)
+        model.set_weights([each * 0.5 for each in model.get_weights()])
+        return before, fit(model, count, 2, rows=8), model.get_weights()
+
+
 def train_folds(cut: bool, count: CountBatch) -> Any:
     """Models of the same names, one after the other."""
     kept, histories = [], []
@@ -272,8 +281,14 @@ def run_two_loops_with_predictions(cut: bool, count: CountBatch) -> Any:
     return second.get_weights()
 
 
-def run_script(script: Callable[[bool, CountBatch], Any], folder: Path, cut: bool, stop: int = 0) -> Any:
-    """Run a script, or stop it after this number of batches."""
+def run_script(
+    script: Callable[[bool, CountBatch], Any],
+    folder: Path,
+    cut: bool,
+    stop: int = 0,
+    error: type[BaseException] = SimulatedKill,
+) -> Any:
+    """Run a script, or stop it after this number of batches, by this error."""
     nb.shutdown()
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(3)
@@ -284,7 +299,7 @@ def run_script(script: Callable[[bool, CountBatch], Any], folder: Path, cut: boo
         seen += 1
         _finish_writing(current_run().checkpoints)
         if seen == stop:
-            raise SimulatedKill
+            raise error
 
     with nb.init(checkpoint={"folder": str(folder), "every": 3}) as run:
         try:
@@ -305,6 +320,7 @@ SCRIPTS = [
     pytest.param(train_in_sequence, 35, True),
     pytest.param(fit_twice, 36, False, marks=pytest.mark.grid),
     pytest.param(fit_twice, 36, True, marks=pytest.mark.grid),
+    pytest.param(fit_clusters_twice, 23, True, marks=pytest.mark.grid),
     pytest.param(train_folds, 10, False, marks=pytest.mark.grid),
     pytest.param(train_folds, 24, True, marks=pytest.mark.grid),  # as `train_folds_with_late_codec`
     pytest.param(train_folds, 45, False, marks=pytest.mark.grid),
@@ -365,6 +381,16 @@ def test_interrupted_script_resumes_exactly(
     assert read_counts(tmp_path / "broken") == read_counts(tmp_path / "undisturbed")
 
 
+def test_error_after_resumption_keeps_models_of_earlier_loops(tmp_path: Path) -> None:
+    """The checkpoint that is saved at the error contains the first model, which the second loop does not use."""
+    expected = run_script(run_two_loops, tmp_path / "undisturbed", False)
+    run_script(run_two_loops, tmp_path / "broken", False, 55)
+    with pytest.raises(ArithmeticError):
+        run_script(run_two_loops, tmp_path / "broken", False, 2, ArithmeticError)
+    assert read_counts(tmp_path / "broken")[0] == 54
+    assert run_script(run_two_loops, tmp_path / "broken", False) == expected
+
+
 @pytest.mark.parametrize(
     ("script", "steps"), [pytest.param(run_steps_of_one_name, 12, marks=pytest.mark.grid), (run_two_loops, 60)]
 )
@@ -377,6 +403,21 @@ def test_loop_steps_are_counted_once(
         assert nb.resumed() is not None and nb.resumed().step == steps
         with pytest.raises(CheckpointError, match="a model cannot be saved to the checkpoint folder of a run"):
             nb.save(tmp_path, build_model(False))
+
+
+def test_results_that_are_no_numbers_do_not_prevent_saving(tmp_path: Path) -> None:
+    class Detailed(Pair):
+        def train_step(self, data: Any) -> dict[str, Any]:
+            return {**super().train_step(data), "parts": {"first": tf.constant(2.0)}, "each": tf.zeros(3)}
+
+    def script(cut: bool, count: CountBatch) -> Any:
+        model = Detailed(cut)
+        model.compile()
+        return fit(model, count, rows=20)["first"]
+
+    run_script(script, tmp_path, False)
+    [manifest] = Folder(str(tmp_path)).scan()[0].manifests.values()
+    assert manifest.position.step == 4 and sorted(manifest.position.logs) == ["first", "loss"]
 
 
 def test_models_of_a_run_are_restored_by_name(tmp_path: Path) -> None:

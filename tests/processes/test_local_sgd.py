@@ -56,6 +56,7 @@ class TestThreeWorkers:
 
     def test_saved_weights_are_loaded_by_all_workers(self, three_workers: FinishedRun, way: str) -> None:
         assert three_workers.get_common(f"{way} loaded") is True
+        assert three_workers.get_common(f"{way} restored") is True
 
 
 @pytest.mark.grid

@@ -1,6 +1,5 @@
-"""Worker: runs the function named by its first argument with the other arguments, and reports the results.
-
-Tests call the same functions in their own process, for the results of one process.
+"""Worker: runs the function named by its first argument with the other arguments, and reports the results. Tests call
+the same functions in their own process, for the results of one process.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,7 @@ Rows = tuple[np.ndarray, np.ndarray]
 
 # ---------------------------------------------------------------------- named models
 def read_case(text: str) -> tuple[str, Cut]:
-    """A model of the zoo and its cut: "gan,2,3" is two stages, three micro-batches; "gan,2,4,2+1" has replicas, too,
-    and "gan,2,3,gpipe" a schedule.
-    """
+    """A model of the zoo and its cut: "gan,2,3" is 2 stages, 3 micro-batches; "gan,2,3,2+1,gpipe" has more options."""
     name, stages, micro_batches, *more = text.split(",")
     replicas = next((tuple(map(int, word.split("+"))) for word in more if word[0].isdigit()), ())
     schedule = next((word for word in more if not word[0].isdigit()), DEFAULT)
@@ -341,13 +339,15 @@ def train_local_sgd(folder: str, *ways: str) -> None:
     first = nb.here().worker == "c0/0"
     for way in ways:
         model = train_model_by_local_sgd(way, 1 if first else 2)
-        path = Path(folder) / f"{way}.weights.h5"
-        model.save_weights(path)
-        with nb.gathered():
-            saved = digest_tensors(model.get_weights())
-        model.set_weights([np.zeros_like(weight) for weight in model.get_weights()])
-        model.load_weights(path)
-        report_value(f"{way} loaded", digest_tensors(model.get_weights()) == saved)
+        path, file = f"{folder}/{way}", f"{folder}/{way}.weights.h5"
+        model.save_weights(file)
+        nb.save(path, model)
+        saved = digest_tensors(model.get_weights())
+        loads = {"loaded": partial(model.load_weights, file), "restored": partial(nb.restore, path, model)}
+        for name, load in loads.items():
+            model.set_weights([np.zeros_like(weight) for weight in model.get_weights()])
+            load()
+            report_value(f"{way} {name}", digest_tensors(model.get_weights()) == saved)
     weight = tf.Variable([0.0 if first else 5.0])
 
     @nb.function

@@ -1,11 +1,19 @@
-"""The end of a level of checkpoints."""
+"""The end of a level of checkpoints, and of a checkpoint that is given up."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
+import pytest
+
+from whale_nebula.checkpoint.folder import Folder
+from whale_nebula.checkpoint.manifest import Manifest, Position
 from whale_nebula.runtime.checkpoint.copies import Copies
 from whale_nebula.runtime.checkpoint.level import Level, Pace
+from whale_nebula.runtime.checkpoint.slices import make_whole_entry
+from whale_nebula.runtime.checkpoint.writer import Snapshot
 
 
 def test_closed_level_ends_its_threads() -> None:
@@ -18,3 +26,14 @@ def test_closed_level_ends_its_threads() -> None:
     for thread in threads:
         thread.join(30)
     assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_part_of_an_abandoned_checkpoint_is_removed_from_memory(durable: bool, tmp_path: Path) -> None:
+    group = Mock(worker="npu/0", members=("npu/0",), is_single_worker=False)
+    level = Level(Folder(str(tmp_path)), group, Pace(), keep=1, durable=durable)
+    level.write(Snapshot(Manifest(Position(step=3)), "npu/0", [make_whole_entry("weight", np.ones(4))], {}))
+    level.abandon()
+    level.close()
+    assert not level.busy
+    assert Path(level.folder.worker_path(3, "npu/0")).exists() == durable

@@ -238,6 +238,22 @@ def test_interrupted_fit_ends_like_an_uninterrupted_one(
     assert read_saved(tmp_path / "run") == read_saved(tmp_path / "undisturbed")
 
 
+class BrokenCallback(keras.callbacks.Callback):
+    """A callback whose state cannot be read, by an error without a text."""
+
+    def get_state(self) -> Any:
+        raise ValueError
+
+    def set_state(self, state: Any) -> None: ...
+
+
+def test_failure_without_a_text_is_not_reported_as_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ScriptError), nb.init(checkpoint={"folder": str(tmp_path), "every": 100}):
+        stop = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: raise_error() if batch else None)
+        build_model().fit(X, Y, batch_size=BATCH, verbose=0, callbacks=[BrokenCallback(), stop])
+    assert list_messages(caplog) == [f"no step could be saved in {tmp_path}: ValueError"]
+
+
 def test_unreadable_data_loses_no_step(tmp_path: Path) -> None:
     """With scopes a batch is read before its step begins. No checkpoint of before is let go for the one of an error."""
     assert isinstance(

@@ -62,8 +62,8 @@ _LOG = logging.getLogger("whale_nebula.runtime.run")
 
 
 class Training(Protocol):
-    """A step that may train: an engine, or the train function of a model without scopes. In a loop its `title`
-    distinguishes it from other steps of the same name, which train other variables.
+    """A step that may train: an engine, or the train function of a model without scopes. `steps` counts its training
+    steps. In a loop its `title` distinguishes it from other steps of the same name, which train other variables.
     """
 
     name: str
@@ -81,12 +81,14 @@ class Training(Protocol):
 @dataclass
 class Checkpoints:
     """The checkpoints of one run, written to `levels`, of which the first is the disk. `source` is the checkpoint that
-    the run resumes from, if any, and `resumed` its position.
+    the run resumes from, if any, and `resumed` its position. `position` is the present one, and `saved` that of the
+    last snapshot for the disk.
 
-    `skips` counts the batches of a `fit` that were already trained. `forms` are the shapes for which programs were
-    traced, `intervals` the chosen numbers of steps between their rounds, and `plans` how they are run, as in the
-    manifest. `has_read`: a program was registered, or `nb.restore` was called. `resume_at` is called at places of a
-    resumed `fit`, until the place where its state was saved.
+    `failed`: the last step has failed. `fits` counts the calls of `fit`, and `skips` the next batches of a `fit` that
+    were already trained. `forms`, by program, are the shapes for which it was traced, `intervals` the chosen numbers of
+    steps between its rounds, and `plans` how it is run, as in the manifest. `pending_notes` is this worker's entry of
+    the sheet of the running step. `has_read`: a program was registered, or `nb.restore` was called. `resume_at` is
+    called at places of a resumed `fit`, until the place where its state was saved.
     """
 
     run: Run
@@ -130,7 +132,7 @@ class Checkpoints:
         folders = [level.folder for level in self.levels]
         commit_written(self.group, folders[0])
         self.source = choose_source(
-            self.group, lambda: [found for folder in folders for found in folder.scan()], folders[-1], folders[0].scan
+            self.group, lambda: [each for folder in folders for each in folder.scan()], folders[-1], folders[0].scan
         )
         step = None if self.source is None else self.source.manifest.position.step
         for level in self.levels if self.group.commits else ():
@@ -144,7 +146,8 @@ class Checkpoints:
         self.position = self.resumed = self.source.manifest.position
         self.forms = dict(self.source.manifest.forms)
         self.run.length_choices |= self.source.manifest.by_length
-        self.saved = self.position if self.source.path.startswith(folders[0].path) else self.saved
+        if os.path.dirname(self.source.path) == folders[0].path:  # not in memory
+            self.saved = self.position
         for level in self.levels:
             level.pace.record_saving(step, time.monotonic())
         part = self.source.parts.get(self.group.worker)
@@ -186,9 +189,7 @@ class Checkpoints:
         failpoint("checkpoint.restored")
 
     def record_form(self, program: str, shapes: Shapes) -> None:
-        """Record a program's trace for these input shapes if one trace may be for several, so that a resumed run
-        creates the same traces.
-        """
+        """Record that a program was traced for these input shapes: a resumed run creates the same traces."""
         known = self.forms.get(program, ())
         if shapes not in known:
             self.forms[program] = (*known, shapes)
@@ -227,26 +228,24 @@ class Checkpoints:
             self.register_program(engine)
 
     def warn_of_draws(self, program: str, types: Collection[str]) -> None:
-        """Warn of random ops among these op types of a program whose state is not saved."""
-        found = sorted(STATEFUL_DRAWS & set(types))
-        if found:
+        """Warn if one of these types of ops of a program draws random numbers from a state that is not saved."""
+        drawing = sorted(STATEFUL_DRAWS & set(types))
+        if drawing:
             warn_once(
                 script_site(),
-                f"the random state of {found[0]} in {program} is not saved: a resumed run draws different numbers",
+                f"the random state of {drawing[0]} in {program} is not saved: a resumed run draws different numbers",
                 where=self.levels[0].folder.path,
                 why="TensorFlow keeps it inside the op, where it cannot be read",
                 mend="use keras.random with a keras.random.SeedGenerator as seed, or tf.random.stateless_...\n"
                 "for tf.random.normal and tf.random.uniform the state is saved if a seed is set: "
                 "keras.utils.set_random_seed(1)",
-                key=(program, found[0]),
+                key=(program, drawing[0]),
             )
 
     def register_variables(
         self, program: str, variables: Mapping[str, Any], needed: Collection[str], *, counted: bool
     ) -> None:
-        """Register variables by their names in checkpoints, and restore those that were saved. A `needed` one must be
-        in the checkpoint if steps of the program are `counted` there.
-        """
+        """Register the variables of a program by path, and restore those that were saved (`KnownVariables.restore`)."""
         self.has_read = True
         self.known_variables.restore(program, variables, needed, counted=counted)
 
@@ -257,12 +256,12 @@ class Checkpoints:
 
     # ------------------------------------------------------------------ steps
     def needs_batch(self, engine: Training) -> bool:
-        """Whether the next batch of a program is needed, to compare or to save its fingerprint."""
+        """Whether the next batch of a program is needed before its step, to compare or to save its fingerprint."""
         due = bool(self._batch) or any(level.due for level in self.levels)
         return due and self._find_title(engine) == self.position.program
 
     def before_step(self, engine: Training, tensors: Sequence[Any]) -> None:
-        """Before a training step: save everything if a checkpoint is due."""
+        """Before a step of training: save everything if a checkpoint is due. Raises if the run was asked to stop."""
         if not engine.trains:
             return
         self._trains = True
@@ -290,14 +289,12 @@ class Checkpoints:
 
     @property
     def must_synchronize(self) -> bool:
-        """Whether clusters must synchronise before a checkpoint, or are in other processes, at other steps."""
+        """Whether clusters cannot be saved one by one: they must synchronise before, or are in other processes."""
         return bool(self._local_sgd_runners) and (not self.run.alone or must_synchronize(self.run.rounds))
 
     @property
     def notices(self) -> Notices | None:
-        """The notices by which workers agree on savings if clusters in several processes train the leading program with
-        local SGD.
-        """
+        """The notices by which workers agree on savings if processes train the leading program with local SGD."""
         return self._notices if self.position.program in self._local_sgd_runners else None
 
     @cached_property
@@ -308,8 +305,8 @@ class Checkpoints:
         return Notices(session.worker, session.links, self.levels, session.patience, absences=session.absences)
 
     def _receive_apart(self, notices: Notices) -> list[Level]:
-        """The levels to save before the next step; one worker decides which steps are saved: the one through which all
-        data of exchanges pass, otherwise the first.
+        """The levels to save before the next step. One worker announces the steps that are saved: the one through which
+        all exchanged data pass, otherwise the first.
         """
         step, runner = self.position.step, self._local_sgd_runners[self.position.program]
         notices.poll()
@@ -353,7 +350,7 @@ class Checkpoints:
             )
 
     def after_step(self, engine: Training, logs: Callable[[], Mapping[str, float]], batches: int = 1) -> None:
-        """Record a finished step of this number of batches; `logs` gives its results."""
+        """Record a finished step of this number of batches; `logs` returns its results."""
         if not engine.trains:
             return
         self.extra_state.read_objects(spread=exit_agreement.is_agreed or any(level.due for level in self.levels))
@@ -371,14 +368,14 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def note_failure(self, runner: Runner | None = None) -> Iterator[None]:
-        """Context of a step of a runner: after a failed one nothing is saved until a later step succeeds."""
+        """Context of a step of a runner. If it fails, nothing is saved at the end, unless a later one succeeds."""
         self.failed = True
         with self.script_state.run_step(runner), self.time_account.count_step():
             yield
         self.failed = False
 
     def sheet(self) -> list[Any]:
-        """The entry of a step's sheet for each level. The lead announces whether a saving is due after the step."""
+        """The entries of the levels for a step's sheet. The lead announces whether a saving is due after the step."""
         if self.notices is not None:
             return []
         after = self.position.step + (0 if self.run.alone else 1)
@@ -402,7 +399,9 @@ class Checkpoints:
         self.position = replace(self.position, program=program, fit=self.fits, epoch=epoch, batch=0, ended=False)
 
     def end_fit(self, epoch: int, epochs: int, callbacks: Sequence[Any]) -> None:
-        """Record the end of a `fit` before `epoch`, of `epochs` requested. With local SGD, clusters synchronise."""
+        """At the end of a `fit` before `epoch`, of `epochs` requested: save everything. With local SGD, clusters
+        synchronise first.
+        """
         if self.position.program in self._local_sgd_runners:
             self.run.settle()
         self.extra_state.callbacks = callbacks
@@ -424,9 +423,7 @@ class Checkpoints:
         self.script_state.has_ended_epoch = True
 
     def hold_batch(self, hook: str, place: str) -> None:
-        """Keep what the callbacks of a batch may change at this hook: an error may come before all of them were
-        called.
-        """
+        """Keep what the callbacks of a batch may change at this hook: an error may come before all are called."""
         script_state, callbacks = self.script_state, self.extra_state.callbacks
         if not script_state.steps or script_state.epoch_snapshot is not None:
             return
@@ -435,8 +432,8 @@ class Checkpoints:
         script_state.batch_state = BatchState(place, copy_callback_states(callbacks, hook), small)
 
     def skip_batch(self, program: str, count: int = 1) -> bool:
-        """Whether the next `count` batches of a `fit` were trained before the run stopped; `program` may be one that
-        its callbacks train, which has none.
+        """Whether the next `count` batches of a `fit` were trained before the run stopped; if so, count them as passed.
+        False for programs that callbacks of the `fit` train.
         """
         if self.skips < count or program != self.position.program:
             return False
@@ -465,6 +462,8 @@ class Checkpoints:
         """The state of this worker now; `batch` is the fingerprint of the next batch, unless training has `ended`. Some
         variables have `held` values instead of the present ones.
         """
+        if not (self._local_sgd_runners or self.group.label):  # if hosts have their own folders, `_save` does it
+            self.known_variables.keep_unused()
         alive = self.known_variables.naming.find_alive()
         if self._local_sgd_runners:
             self.run.rounds.propagate_writes({id(alive[name]): value for name, value in (held or {}).items()})
@@ -490,8 +489,8 @@ class Checkpoints:
         return Snapshot(manifest, self.group.worker, entries, memory, batch, late, self._start)
 
     def finish(self, *, ended: bool = True) -> None:
-        """Save unsaved steps, and return when they are on the disk. All processes call it at the same point. `ended` is
-        true unless a step is about to begin.
+        """Save unsaved steps, and return when they are on the disk, or a failure was reported. All processes call it at
+        the same point. `ended` is true unless a step is about to begin.
         """
         with self.time_account.count_saving():
             self._finish(ended)
@@ -524,7 +523,7 @@ class Checkpoints:
             level.drain()
 
     def end(self) -> None:
-        """At the end of the run: save unsaved steps, unless a step has failed."""
+        """At the end of the run: save unsaved steps, unless the last step has failed."""
         error = sys.exc_info()[1]
         if self.group.is_single_worker and error is not None and not isinstance(error, SystemExit | GeneratorExit):
             self.end_by_error()
@@ -539,7 +538,7 @@ class Checkpoints:
             _LOG.warning("step %d is not saved: %s", self.position.step, error)
 
     def end_by_error(self) -> None:
-        """When a script stops with an error: save unsaved steps if their state is consistent."""
+        """When a script stops with an error: save unsaved steps if their state is consistent, once."""
         if not self._ended:
             self.group.report_saving(True)
             save_at_error(self)
@@ -547,12 +546,10 @@ class Checkpoints:
         self.failed = self._ended = True
 
     def handle_signals(self) -> None:
-        """Make SIGTERM, and Ctrl-C in a step or a `fit`, stop a script without a launcher after its step, with
-        everything saved.
-        """
+        """Make SIGTERM, and Ctrl-C during training, stop a script without a launcher after its step, and save it."""
         if self.run.alone:
-            asked = {signal.SIGTERM: self._leave, signal.SIGINT: self._interrupt}
-            self._handled_signals = tuple(number for number, ask in asked.items() if set_signal_handler(number, ask))
+            handlers = {signal.SIGTERM: self._leave, signal.SIGINT: self._interrupt}
+            self._handled_signals = tuple(n for n, handler in handlers.items() if set_signal_handler(n, handler))
 
     def _leave(self, name: str) -> None:
         exit_agreement.conclude_step({self.group.worker: name})
@@ -560,7 +557,9 @@ class Checkpoints:
             exit_agreement.begin_step()
 
     def _interrupt(self, name: str) -> None:
-        """Handle Ctrl-C. It may interrupt a print, so this writes to the descriptor directly."""
+        """On Ctrl-C: a first one during training makes it stop before the next step, any other one raises at once. It
+        may interrupt a print, so this writes to the descriptor directly.
+        """
         trains = self.script_state.thread == threading.get_ident() or keras_training.is_fitting()
         if not trains or self._interrupted:
             self._interrupted = False
@@ -584,13 +583,13 @@ class Checkpoints:
 
 
 def fingerprint(tensors: Sequence[Any]) -> str:
-    """A digest of the local part of a batch."""
-    found = hashlib.sha256()
+    """A digest of the dense tensors of a batch's local part."""
+    digest = hashlib.sha256()
     for tensor in tensors:
         if isinstance(tensor, tf.Tensor | np.ndarray):
             array = np.asarray(tensor)
-            found.update(f"{array.dtype}{array.shape}".encode())
-            found.update(
+            digest.update(f"{array.dtype}{array.shape}".encode())
+            digest.update(
                 repr(array.tolist()).encode() if array.dtype == object else np.ascontiguousarray(array).tobytes()
             )
-    return found.hexdigest()[:32]
+    return digest.hexdigest()[:32]

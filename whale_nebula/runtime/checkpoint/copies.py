@@ -42,7 +42,9 @@ def admit_copies(session: Session) -> None:
 
 @dataclass(frozen=True)
 class CopyChannel:
-    """A channel from one worker to another for a checkpoint: a block at a time, each acknowledged before the next."""
+    """A channel from one worker to another for a part of a checkpoint, sent in blocks, each acknowledged before the
+    next. `number` (the step, or that of a move) and `phase` (`_SAVING`, `_RESTORING`) distinguish it from others.
+    """
 
     session: Session
     source: str
@@ -51,14 +53,14 @@ class CopyChannel:
     phase: int
 
     def send(self, blocks: Iterator[bytes]) -> None:
-        """Send blocks."""
+        """Send blocks; returns when the last one is acknowledged."""
         link = self.session.links[self.destination]
         for slot, block in enumerate(blocks):
             link.send(self._key(slot), np.frombuffer(block, np.uint8))
             link.receive(self._ack_key(slot), self.session.patience)
 
     def receive(self) -> Iterator[bytes]:
-        """Receive blocks; the caller determines the end."""
+        """Receive blocks without end: the caller knows how many there are."""
         link, slot = self.session.links[self.source], 0
         while True:
             block = np.asarray(link.receive(self._key(slot), self.session.patience)).tobytes()
@@ -105,10 +107,10 @@ def receive_part(channel: CopyChannel, folder: Folder) -> bool:
         header = json.loads(next(blocks))
         step, group = int(header.get("step", 0)), str(header.get("group", ""))
         listed = [(str(name), int(size)) for name, size in header.get("files", [])]
-        known = all(_NAME.fullmatch(name) for name, _ in [(group or "a", 0), *listed])
+        valid = all(_NAME.fullmatch(name) for name, _ in [(group or "a", 0), *listed])
     except (ValueError, AttributeError, TypeError):
-        known = False
-    if not known:
+        valid = False
+    if not valid:
         raise RemoteProtocolError(f"worker '{channel.source}' sends a copy of a checkpoint in an unknown format")
     if not header:
         return False
@@ -135,8 +137,8 @@ def _take_blocks(blocks: Iterator[bytes], size: int) -> Iterator[bytes]:
 
 @dataclass
 class Copies:
-    """The copies of one host's memory: they are sent to `receiver`, the first worker of another host of the
-    cluster, and those of another one, `sender`, are kept in `folder`.
+    """The copies of one host's memory (`folder`): they are sent to `receiver`, the first worker of another host of the
+    cluster, and those of another one, `sender`, are stored in the same folder.
     """
 
     session: Session
@@ -147,7 +149,7 @@ class Copies:
     _is_usable: bool = True
 
     def expect(self, step: int) -> None:
-        """Receive the other host's part of a step whose parts are all written."""
+        """Receive the other host's part of a step in the background. All parts of the step are written."""
         channel = CopyChannel(self.session, self.sender, self.session.worker, step, _SAVING)
         self._writer.submit(self._guard, lambda: receive_part(channel, self.folder))
 
@@ -196,8 +198,9 @@ class PartMove(NamedTuple):
 
 
 def fetch_parts(group: Group, identity: str, found: FoundCheckpoint | None, folder: Folder) -> bool:
-    """Send their parts to hosts that lack them; returns whether any was sent. All processes call it at the same point;
-    `found` is the local part, and `folder` is where this host stores received parts.
+    """Send parts of the checkpoint of this identity to hosts that lack them; returns whether any was sent. All
+    processes call it at the same point; `found` has the local parts, and `folder` is where this host stores received
+    ones.
     """
     manifests = {} if found is None else found.manifests
     held_parts = sorted(name for name, manifest in manifests.items() if manifest.identity == identity)
@@ -236,12 +239,12 @@ def _move_parts(group: Group, moves: Sequence[PartMove], found: FoundCheckpoint 
 
 
 def _find_missing_part(worker: str, hosts: Mapping[str, tuple[str, Sequence[str]]]) -> PartMove | None:
-    """The part of a checkpoint that a host needs, from its holder: the host's own part, or, if no host has it, any
-    other for the common contents.
+    """The part of a checkpoint that a host lacks, from its holder: the host's own part, or, if no host has that and it
+    has no part at all, any part, for the common contents. None if it lacks none.
     """
     label, held_parts = hosts[worker]
     if label in held_parts:
         return None
     holders = {name: each for each in sorted(hosts, reverse=True) for name in hosts[each][1]}
-    wanted = label if label in holders else min(holders, default=None) if not held_parts else None
-    return None if wanted is None else PartMove(wanted, holders[wanted], worker)
+    part = label if label in holders else min(holders, default=None) if not held_parts else None
+    return None if part is None else PartMove(part, holders[part], worker)

@@ -38,7 +38,9 @@ _PLAIN = ("steps", "rung", "version", "codec", "error")
 
 
 def encode_state(state: ChannelState, put: Put) -> dict[str, Any]:
-    """Encode a channel's state as a document. The state of a user-defined structure is omitted."""
+    """Encode a channel's state as a document; `put` stores its arrays. A user-defined structure is not saved: the
+    document says that the state begins anew.
+    """
     document: dict[str, Any] = {name: getattr(state, name) for name in _PLAIN}
     if state.cache is not None:
         document["held"] = {name: put(array) for name, array in state.cache.as_arrays().items()}
@@ -56,24 +58,21 @@ def encode_state(state: ChannelState, put: Put) -> dict[str, Any]:
 
 
 def decode_state(document: Mapping[str, Any], get: Callable[[str], Any]) -> ChannelState | None:
-    """Decode a channel's state; None if it has to be initialised. `get` finds arrays by name."""
+    """Decode a channel's state; None if its structure was not saved. `get` reads arrays by name."""
     if document.get("reset"):
         return None
-    state = ChannelState(**{name: document[name] for name in _PLAIN})
-    held = structure = None
+    cache = structure = None
     if "held" in document:
-        held = Cache.from_arrays({n: get(name).numpy() for n, name in document["held"].items()}, document["limit"])
+        cache = Cache.from_arrays({n: get(name).numpy() for n, name in document["held"].items()}, document["limit"])
     if "structure" in document:
         saved = document["structure"]
         arrays = {n: get(name).numpy() if n in saved["numpy"] else get(name) for n, name in saved["arrays"].items()}
         structure = _STRUCTURES[saved["kind"]](**arrays, **saved["plain"])
-    return ChannelState(
-        state.steps, state.rung, state.version, structure, held, state.codec, state.error,
-    )  # fmt: skip
+    return ChannelState(structure=structure, cache=cache, **{name: document[name] for name in _PLAIN})
 
 
 def make_put(worker: str, entries: list[Entry]) -> Put:
-    """Returns a function that adds an array to a worker's entries and returns its name."""
+    """A function that adds an array to a worker's entries and returns its name."""
 
     def put(array: Any) -> str:
         entries.append(make_whole_entry(f"{STATES}{worker}/{len(entries)}", array))
@@ -84,8 +83,9 @@ def make_put(worker: str, entries: list[Entry]) -> Put:
 
 @dataclass
 class ExtraState:
-    """The states of one worker. `channels` are those of codecs, `histories` the results of each finished `fit`.
-    `source` is the checkpoint.
+    """The states of one worker. `channels` are those of codecs by name, `callbacks` those of the running `fit`,
+    `objects` those of `nb.state` by name, and `histories` has the results of each finished `fit` by its number.
+    `source` is the checkpoint from which the run resumes.
 
     Objects are saved as they were when the last step returned, because a resumed loop repeats its draws for the next
     step. Variables among them are saved a second time (`late`) before the next step: values that a loop wrote to them
@@ -110,13 +110,13 @@ class ExtraState:
         self._read = {n: read_object(value) for n, value in self.objects.items() if spread or not is_spread(value)}
 
     def encode(self, entries: list[Entry], ended: bool) -> dict[str, Any]:
-        """Encode all states as documents; their arrays become entries of this worker. `ended` is true if no step is
-        about to begin.
+        """Encode all states as documents, by kind; their arrays are added to `entries`. If no step is about to begin
+        (`ended`), variables among the objects are saved once, with their present values.
         """
         put = make_put(self.worker, entries)
         late = {name: read_object(value) for name, value in self.objects.items() if holds_variables(value)}
-        unread = {n: read_object(v) for n, v in self.objects.items() if is_spread(v) and n not in self._read}
-        objects = {**self._read, **unread, **(late if ended else {})}
+        spread = {n: read_object(v) for n, v in self.objects.items() if is_spread(v) and n not in self._read}
+        objects = {**self._read, **spread, **(late if ended else {})}
         return {
             "codecs": {name: encode_state(state, put) for name, state in sorted(self.channels.items())},
             "callbacks": encode_callbacks(self.callbacks, put, self.held_callbacks),
@@ -126,8 +126,8 @@ class ExtraState:
         }
 
     def _find_saved(self, kind: str, *, own: bool = False) -> Any:
-        """The saved state of a kind, and the function that reads its arrays: that of this worker, or, unless it must be
-        its `own`, of the first worker if the workers have changed.
+        """The saved document of a kind ("codecs"): that of this worker; if it had no part, that of the first worker,
+        unless it must be this worker's `own`. None if there is none.
         """
         parts = {} if self.source is None else self.source.parts
         part = parts.get(self.worker) or (parts[min(parts)] if parts and not own else None)
@@ -149,7 +149,7 @@ class ExtraState:
 
     @property
     def saved_place(self) -> str:
-        """Where in a `fit` the state of the checkpoint was taken."""
+        """The place in a `fit` at which the state of the checkpoint was taken (`fit_position.BEFORE_STEP`)."""
         return self._find_saved(PLACE) or BEFORE_STEP
 
     def restore_callbacks(self, callbacks: Sequence[Any]) -> None:
@@ -166,14 +166,14 @@ class ExtraState:
         return max(map(len, self.histories.get(fit, {}).values()), default=0)
 
     def restore_history(self, fit: int, callbacks: Sequence[Any]) -> None:
-        """Restore the history of a finished `fit`, which is not trained again."""
+        """Restore the history of this `fit` if it was finished, and therefore is not trained again."""
         self.histories = self.histories or decode_value(self._find_saved("histories"), self._get) or {}
         for each in callbacks:
             if isinstance(each, keras.callbacks.History) and fit in self.histories:
                 each.history = self.histories[fit]
 
     def add_object(self, name: str, value: Any) -> None:
-        """Register a user object for saving, and restore its state."""
+        """Register an object of `nb.state` for saving, and restore its state if the run resumes."""
         check_object(name, value)
         self.objects[name] = value
         if is_spread(value):
@@ -184,7 +184,7 @@ class ExtraState:
             write_object(value, decode_value(saved[name], self._get))
 
     def restore_late(self) -> None:
-        """Before the first step: restore the values that were written to variables before it in the saved run."""
+        """Before the first step: restore what the saved run wrote to variables of `objects` after its last step."""
         saved: Mapping[str, Any] = {} if self.has_begun else self._find_saved("late") or {}
         self.has_begun = True
         for name in saved.keys() & self.objects.keys():

@@ -33,14 +33,14 @@ _CALLBACK_STATE: Mapping[type, tuple[str, ...]] = {
         "_last_batch_seen",
     ),
 }
-"""The state of Keras's own callbacks between epochs. Other callbacks are saved with `get_state` and `set_state`, if
-they have these methods.
+"""The attributes that are the state of Keras's own callbacks. Other callbacks are saved with `get_state` and
+`set_state`, if they have these methods.
 """
 
 
 class FitWatch(keras.callbacks.Callback):
     """Callback that reports the position of a `fit` to the run's checkpoints, and makes it start where the run stopped.
-    It is called last.
+    It is the last callback.
     """
 
     def __init__(self, checkpoints: Checkpoints, fit: keras_training.Fit, model: Any) -> None:
@@ -58,9 +58,9 @@ class FitWatch(keras.callbacks.Callback):
             _skip_fit(checkpoints, model, fit, fit.initial_epoch + checkpoints.extra_state.count_epochs(self._number))
         elif self._resumed is not None:
             checkpoints.known_variables.restore_again()
-            done = self._resumed.ended and fit.epochs <= self._resumed.epochs
-            self._first_epoch = fit.epochs if done else self._resumed.epoch
-            if not done and self._first_epoch > fit.initial_epoch:
+            complete = self._resumed.ended and fit.epochs <= self._resumed.epochs
+            self._first_epoch = fit.epochs if complete else self._resumed.epoch
+            if not complete and self._first_epoch > fit.initial_epoch:
                 keras_training.append_logs(fit)
             if self._resumed.ended:  # callbacks at the beginning of the next epoch may change the restored variables
                 _skip_fit(checkpoints, model, fit, self._resumed.epoch)
@@ -90,17 +90,18 @@ class FitWatch(keras.callbacks.Callback):
         self._checkpoints.begin_epoch(program_of(self.model), epoch, self._fit.callbacks)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Record that all code before the next step has run."""
+        """Record that all callbacks before the next step were called."""
         self._checkpoints.script_state.complete()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """After the callbacks of a batch."""
+        """Restore the saved state if it was taken here, after the callbacks of a batch."""
         self.resume_at(AFTER_CALLBACKS)
 
     def resume_at(self, place: str) -> None:
-        """After the last batch that was already trained, at a place in its callbacks or before the next step: if the
-        state was saved there, restore the states of callbacks and the variables that callbacks may have changed in the
-        meantime. A state of before the next step is also restored for the callbacks that are called before it.
+        """After the last batch that was already trained, at this `place` in its callbacks or before the next step: if
+        the state was saved there, restore the states of callbacks and the variables that callbacks may have changed in
+        the meantime. A state of before the next step is also restored after the callbacks of the batch, for those that
+        are called before the step.
         """
         checkpoints = self._checkpoints
         saved = checkpoints.extra_state.saved_place
@@ -123,8 +124,8 @@ class FitWatch(keras.callbacks.Callback):
 
 
 class EpochEnd(keras.callbacks.Callback):
-    """Callback that reports the end of an epoch's training to the run's checkpoints, before validation and before other
-    callbacks change what was trained. It is called first, and `watch` last.
+    """Callback that reports to the run's checkpoints what was trained, before validation and before other callbacks
+    change it. It is the first callback, and `watch` the last one.
     """
 
     def __init__(self, checkpoints: Checkpoints, watch: FitWatch) -> None:
@@ -136,7 +137,7 @@ class EpochEnd(keras.callbacks.Callback):
         self._checkpoints.hold_batch("on_train_batch_begin", AFTER_CALLBACKS)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Hold the state before the callbacks of a batch, or restore it."""
+        """Restore the saved state if it was taken here; hold the state before the callbacks of a batch."""
         self._watch.resume_at(BEFORE_CALLBACKS)
         self._checkpoints.hold_batch("on_train_batch_end", BEFORE_CALLBACKS)
 
@@ -164,8 +165,8 @@ def watch_fit(checkpoints: Checkpoints, model: Any) -> None:
 
 
 def _skip_fit(checkpoints: Checkpoints, model: Any, fit: keras_training.Fit, until: int) -> None:
-    """Handle a `fit` that was complete before epoch `until` and has nothing to train: restore the model now, for the
-    code that follows. The step also restores it when it skips the first batches as trained.
+    """Skip a `fit` that was complete before epoch `until`. The first batches are passed to the step, which restores the
+    model when it skips them, for the code that follows.
     """
     position, name = checkpoints.position, program_of(model)
     checkpoints.position = replace(position, program=name, ended=False)
@@ -212,7 +213,9 @@ def variables_of(model: Any) -> dict[str, Any]:
 
 
 def encode_callbacks(callbacks: Sequence[Any], put: Put, held: Mapping[int, Any]) -> list[dict[str, Any]]:
-    """The states of callbacks, each with its class, as a document: the `held` ones, by place, and the present ones."""
+    """The states of callbacks, each with its class, as a document: for the places in `held` these states, for all
+    others the present ones.
+    """
     found = []
     for place, callback in enumerate(callbacks):
         if _has_state(callback):
@@ -243,11 +246,11 @@ def _read_state(callback: Any) -> Any:
 
 def restore_callbacks(callbacks: Sequence[Any], saved: Sequence[Mapping[str, Any]], get: Callable[[str], Any]) -> None:
     """Restore the states of callbacks: the n-th of a class gets that of the n-th of that class."""
-    due: dict[str, list[Any]] = {}
+    by_class: dict[str, list[Any]] = {}
     for document in saved:
-        due.setdefault(document["kind"], []).append(document["state"])
+        by_class.setdefault(document["kind"], []).append(document["state"])
     for callback in callbacks:
-        states = due.get(type(callback).__name__)
+        states = by_class.get(type(callback).__name__)
         if not states:
             continue
         state = decode_value(states.pop(0), get)

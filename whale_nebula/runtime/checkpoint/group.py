@@ -1,10 +1,13 @@
-"""The group that writes a checkpoint: the processes of one host, and the part of every variable that each holds."""
+"""The processes of one host, which write a checkpoint together, and the part of every variable that each holds; and the
+choice of the checkpoint that a run resumes from.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import os
+import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import chain
@@ -79,17 +82,17 @@ class Group:
 
     @property
     def absent_workers(self) -> list[str]:
-        """The workers without which the run continues."""
+        """The workers without which the run continues, sorted."""
         found = self._run.attachment
         return [] if found is None else sorted(found.absent)
 
     @property
     def absent_clusters(self) -> list[str]:
-        """The clusters without which the run continues."""
+        """The clusters of which no worker is present, sorted."""
         return sorted(set(map(cluster_of, self.absent_workers)) - set(self._run.workers.values()))
 
     def find_leaving(self, counts: Mapping[str, int]) -> frozenset[str]:
-        """The workers that leave the run by the agreed numbers of workers."""
+        """The workers that leave the run if clusters get these agreed numbers of workers (`ExitAgreement.counts`)."""
         running = self._run.workers
         return frozenset(running) - select_workers(running, [*running, *self.absent_workers], counts)
 
@@ -98,7 +101,7 @@ class Group:
         self._report(needs=sorted(workers))
 
     def report_saved(self, step: int) -> None:
-        """Report to the launcher that a step is saved."""
+        """Report to the launcher, if there is one, that a step is saved."""
         self._report(saved=step)
 
     def report_saving(self, saving: bool) -> None:
@@ -111,18 +114,17 @@ class Group:
             heartbeat_sender.send(**words)
 
     def exchange(self, doing: str, value: Any) -> dict[str, Any]:
-        """Exchange a value with all processes; the result includes this one's."""
+        """Exchange a value with all processes; returns all of them by worker, with this one's. Collective."""
         if self._run.alone:
             return {self.worker: value}
         return self._run.ledger.session.share(doing, value)
 
     def list_entries(self, variables: Mapping[str, Any], sharers: Sequence[str] | None = None) -> Iterator[Entry]:
-        """The entries of variables that this worker writes: those that only it holds, and its share of those that
-        others also hold. With local SGD, only the `sharers` of its own copy count.
+        """The entries of variables that this worker writes: those that only it holds on this host, its pieces, and its
+        share of those that others also hold. With local SGD, only the `sharers` of its own copy count.
         """
         mates = [each for each in self.members if sharers is None or each in sharers]
-        for number, name in enumerate(sorted(variables)):
-            variable = variables[name]
+        for name, variable in sorted(variables.items()):
             kept = self._find_kept(variable)
             if kept is not None and kept.piece is not None:
                 form = Tensor(variable.dtype.name, tuple(variable.shape.as_list()))
@@ -130,13 +132,12 @@ class Group:
                 if kept.piece.first == kept.holders[0]:
                     yield Entry(name, form, held, tf.convert_to_tensor(kept.piece.variable.read_value()))
                 continue
-            near = list(self.members) if kept is None else [each for each in kept.holders if each in mates]
-            turn = 0 if kept is None else number % max(len(near), 1)
-            if self.worker in near and near[turn] == self.worker:
+            near = self.members[:1] if kept is None else [each for each in mates if each in kept.holders]
+            if near and choose_writer(name, near) == self.worker:
                 yield make_whole_entry(name, variable.read_value())
 
     def read_own(self, variables: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """The variables that this worker holds, or its pieces of them, each with its value, by name."""
+        """The variables that this worker holds, or its pieces of them, by name, each with its value."""
         found = {}
         for name, variable in variables.items():
             kept = self._find_kept(variable)
@@ -146,8 +147,8 @@ class Group:
         return found
 
     def digest_shared(self, variables: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str, str]:
-        """Digests of the variables that this worker shares with others, by their holders. Some have `held` values
-        instead of the present ones.
+        """Digests of the variables that this worker shares with others, by the names of all holders. Some variables
+        have `held` values instead of the present ones.
         """
         found: dict[str, Any] = {}
         for name, variable in sorted(variables.items()):
@@ -164,9 +165,10 @@ class Group:
         """Restore variables, or this worker's pieces of them, by name; returns the names without a saved value. If
         hosts have their own folders, missing tensors are received from other processes: all call it at the same point.
         """
-        wanted = {name: each for name, each in sorted(variables.items()) if self._holds(each)}
         lacking = {}
-        for name, variable in wanted.items():
+        for name, variable in sorted(variables.items()):
+            if not self._holds(variable):
+                continue
             form = source.tensors.get(name)
             if form is not None and source.has(name, self._find_piece(variable, form)):
                 self._assign(variable, partial(source.read, name), form, name, source.path)
@@ -230,7 +232,7 @@ class Group:
         return kept is None or self.worker in kept.holders
 
     def knows_holders(self, variable: Any) -> bool:
-        """Whether this is a variable of a program; all others are replicated in all processes."""
+        """Whether the holders of a variable are known, because it belongs to a program; each process has all others."""
         return self._run.alone or self._find_kept(variable) is not None
 
     def _find_kept(self, variable: Any) -> Any:
@@ -239,27 +241,37 @@ class Group:
 
 
 class ReceivedTensor:
-    """A tensor that is received in slices: its dtype, its shape, and the starts and sizes of the slices."""
+    """A tensor that is received in slices."""
 
     def __init__(self, slices: Collection[tuple[Any, ...]]) -> None:
+        """Each slice is described by the dtype and shape of the tensor, and its own starts and sizes."""
         dtype, shape = next(iter(slices))[:2]
         self.form = Tensor(dtype, shape)
         self._whole = np.empty(shape, tf.as_dtype(dtype).as_numpy_dtype)
 
     def store(self, part: Slice) -> Callable[[Any], None]:
-        """Returns the function that stores a slice."""
+        """The function that stores the values of a slice."""
+        place = tuple(slice(a, a + n) for a, n in zip(part.starts, part.sizes, strict=True))
 
-        def take(value: Any) -> None:
-            self._whole[tuple(slice(a, a + n) for a, n in zip(part.starts, part.sizes, strict=True))] = np.asarray(
-                value
-            )
+        def store(value: Any) -> None:
+            self._whole[place] = np.asarray(value)
 
-        return take
+        return store
 
     def read(self, part: Slice | None = None) -> Any:
         """The tensor, or a part of it."""
         value = tf.convert_to_tensor(self._whole)
         return value if part is None else tf.slice(value, part.starts, part.sizes)
+
+
+def choose_writer(name: str, workers: Sequence[str]) -> str:
+    """The one of these workers that writes a variable that all of them hold. All processes choose the same, although
+    some may still have variables that others have released.
+
+    >>> [choose_writer(name, ["npu/0", "npu/1"]) for name in ("dense/kernel", "mean")]
+    ['npu/1', 'npu/0']
+    """
+    return workers[zlib.crc32(name.encode()) % len(workers)]
 
 
 def _encode_slice(source: Source, name: str, part: Slice) -> list[Any]:
@@ -284,9 +296,10 @@ def choose_source(
     folder: Folder | None = None,
     list_durable: Callable[[], Sequence[FoundCheckpoint]] = list,
 ) -> Source | None:
-    """The newest checkpoint with all its parts, the same in all processes; None if there is none. Damaged ones are
-    reported and skipped. A host without its part receives it into this `folder`. If the run continues without
-    workers, `list_durable` returns the checkpoints on the disk, which may lack parts.
+    """The newest checkpoint of those that `list_found` returns of which all parts are available, the same in all
+    processes; None if there is none. Damaged ones are reported and skipped. A host without its part receives it into
+    this `folder`. `list_durable` returns the checkpoints on the disk: without absent workers, newer ones may lack
+    parts. Collective.
     """
     whole: dict[str, list[FoundCheckpoint]] = {}  # by folder: a checkpoint in memory may be newer than all others
     for each in sorted(list_found(), key=lambda found: -found.step) if group.commits else ():
@@ -305,7 +318,9 @@ def choose_source(
 
 
 def _check_missed(group: Group, several: Sequence[FoundCheckpoint], chosen: tuple[int, str] | None) -> None:
-    """Refuse to continue without workers that have parts of newer checkpoints: of more than one step, or of all."""
+    """Refuse to continue without absent workers that have the missing parts of newer checkpoints: of more than one
+    step, or of all that there are.
+    """
     absent = group.absent_workers
     if not absent:
         return
@@ -323,7 +338,7 @@ def _check_missed(group: Group, several: Sequence[FoundCheckpoint], chosen: tupl
 
 
 def _find_checkpoint(several: Sequence[FoundCheckpoint], identity: str) -> FoundCheckpoint | None:
-    """The local checkpoint of this identity with the most parts."""
+    """The local checkpoint with the most manifests of this identity; None if there is none."""
 
     def count(found: FoundCheckpoint) -> int:
         return [manifest.identity for manifest in found.manifests.values()].count(identity)
@@ -333,7 +348,7 @@ def _find_checkpoint(several: Sequence[FoundCheckpoint], identity: str) -> Found
 
 
 def begin_manifest(run: Run, position: Position, aliases: Mapping[str, Mapping[str, str]]) -> Manifest:
-    """The contents of a checkpoint's manifest that are the same in all processes."""
+    """A checkpoint's manifest with what a run knows of it without its tensors and states."""
     return Manifest(
         position,
         aliases=aliases,

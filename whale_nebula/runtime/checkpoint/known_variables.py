@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 _SMALL = 16
-"""The number of elements from which a variable is not small."""
+"""The number of elements from which on a variable is not small."""
 _NUMBER = re.compile(r"_\d+(?=/|$)")
 
 
 def _refuse_missing(path: str, program: str, source: Source, is_fit_over: bool) -> CheckpointError:
-    """The error for a variable that is missing, or whose layer's name has another number in the checkpoint. The fit
-    that trained it may have been complete when the checkpoint was saved (`is_fit_over`).
+    """The error for a variable that is missing, maybe because its layer's name has another number in the checkpoint.
+    `is_fit_over`: the `fit` that trained it was complete when the checkpoint was saved.
     """
     why, mend = "the checkpoint is from a different model", 'nb.init(checkpoint="another/folder")'
     plain = _NUMBER.sub("", path)
@@ -52,10 +52,12 @@ def _refuse_missing(path: str, program: str, source: Source, is_fit_over: bool) 
 
 @dataclass
 class KnownVariables:
-    """The registered variables of a process, and their values in the checkpoint that it resumes from (`source`).
+    """The registered variables of a process, and their restoration from the checkpoint that it resumes from (`source`).
 
     `is_fit_over`: the `fit` that is about to begin was complete when the checkpoint was saved. `restore_requests`
-    counts the requests to restore all values again.
+    counts the requests to restore all values again. By name, `_restored` are the variables that need not be restored
+    (again), `_copied` those of them whose copies for clusters are restored as well, and `_apart` those of programs
+    with local SGD. `_replayed` has restored variables with their values since `begin_replay`.
     """
 
     group: Group
@@ -89,7 +91,7 @@ class KnownVariables:
         self._replayed = {}
 
     def restore_replayed(self) -> None:
-        """Restore the values of all variables that were restored since `begin_replay`."""
+        """Set all variables that were restored since `begin_replay` to their restored values."""
         for variable, value in (self._replayed or {}).values():
             variable.assign(value)
 
@@ -98,7 +100,7 @@ class KnownVariables:
         self._replayed = None
 
     def read_small(self) -> dict[str, Any]:
-        """The values of all small variables that this worker completely holds, such as learning rates and counters."""
+        """The values by name of all small variables that this worker completely holds, such as learning rates."""
         small = {n: v for n, v in self.naming.find_alive().items() if (v.shape.num_elements() or _SMALL) < _SMALL}
         own = self.group.read_own(small)
         return {name: value for name, (variable, value) in own.items() if variable is small[name]}
@@ -106,9 +108,9 @@ class KnownVariables:
     def restore(
         self, program: str, variables: Mapping[str, Any], needed: Collection[str] = (), *, counted: bool = True
     ) -> None:
-        """Register the variables of a program, by path, and restore those that have not been restored. A `needed`
-        variable must be in the checkpoint, unless the program had not trained, so that its steps are not `counted`
-        there.
+        """Register the variables of a program, by path, and restore those that have not been restored. Raises if a
+        `needed` one is missing in the checkpoint although the saved run had reached it. Warns if another one is
+        missing and steps of the program are `counted` there.
         """
         fresh = {name: path for name, path in self.add(program, variables).items() if name not in self._restored}
         self._restore(fresh, variables, program, needed, self.group.restore, counted=counted)
@@ -187,11 +189,11 @@ class KnownVariables:
         return key == path or key in self.naming.saved_aliases.get(program, {})
 
     def restore_others(self) -> None:
-        """Restore the other known variables again when the program of a resumed `fit` begins to train: what the script
-        writes to them afterwards must stay. Programs with local SGD restore theirs when they begin.
+        """Restore the other known variables again when the leading program of a resumed run begins to train: what the
+        script writes to them afterwards must stay. Programs with local SGD restore theirs when they begin.
         """
-        done = self._restored | self._apart
-        others = {name: each for name, each in self.naming.find_alive().items() if name not in done}
+        excluded = self._restored | self._apart
+        others = {name: each for name, each in self.naming.find_alive().items() if name not in excluded}
         self._restored.update(others)
         if self.source is not None and others:
             self.group.restore(self.source, others)
@@ -234,9 +236,10 @@ class KnownVariables:
         )
 
     def keep_unused(self) -> None:
-        """Before the first save of a resumed run, which may later remove the checkpoint that it resumed from: keep the
-        values of variables that no program has used since. If not all programs that had trained have been used, they
-        are variables of models that an earlier loop trained, and later checkpoints contain them, too.
+        """Before the first snapshot of a resumed run, which may later remove the checkpoint that it resumed from: keep
+        the values of variables that no program has used since. If not all programs that had trained have been used,
+        they are variables of models that an earlier loop trained, and later checkpoints contain them, too. If hosts
+        have their own folders, all processes call it at the same point.
         """
         if self.source is None or self._has_kept:
             return
@@ -261,7 +264,7 @@ class KnownVariables:
 
 
 def warn_of_unused(checkpoints: Checkpoints) -> None:
-    """Log a warning if a script that exits without error has not trained the programs of its checkpoints."""
+    """Log a warning if a script exits without an error, but has not used its checkpoint, or not saved anything."""
     if sys.exc_info()[0] is not None:
         return
     resumed, folder = checkpoints.resumed, checkpoints.levels[0].folder.path

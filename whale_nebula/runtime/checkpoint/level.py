@@ -64,7 +64,9 @@ def estimate_between_failures(seconds: float, failures: int) -> float:
 
 @dataclass
 class Pace:
-    """Schedule of savings: at intervals of `steps` or `seconds`, or determined by their cost, after `first` seconds."""
+    """Schedule of savings: at intervals of `steps` or `seconds`; without these the cost of savings in seconds
+    determines the interval, which is `first` until one is known.
+    """
 
     steps: int | None = None
     seconds: float | None = None
@@ -109,7 +111,9 @@ _LOG = logging.getLogger("whale_nebula.runtime.run")
 
 @dataclass
 class _Pending:
-    """A checkpoint that is being written: its manifest, this worker's part, and the start time."""
+    """A checkpoint that is being written: its manifest, this worker's part, and the time at which it began, by
+    `time.perf_counter`.
+    """
 
     manifest: Manifest
     part: Future[Part]
@@ -118,11 +122,12 @@ class _Pending:
 
 @dataclass
 class Level:
-    """Writes checkpoints to a folder, at the rate of its `pace`, and keeps the newest. If an account's storage is
-    limited, `check_room` raises for too many bytes.
+    """Writes checkpoints to a folder, at the rate of its `pace`, and keeps the newest `keep`. If an account's storage
+    is limited, `check_room` raises for too many bytes.
 
-    A level on a disk is `durable`. A level in memory that runs out of space is abandoned (`usable`); on a disk it is
-    tried again. A level in memory may have `copies` in the memory of another host.
+    `due`: all processes save before their next step. A level on a disk is `durable`. A level in memory that could not
+    be written is no longer `usable`; on a disk it is tried again. A level in memory may have `copies` in the memory of
+    another host.
     """
 
     folder: Folder
@@ -140,11 +145,11 @@ class Level:
 
     @property
     def busy(self) -> bool:
-        """Whether a checkpoint waits for parts; the same in all processes."""
+        """Whether a checkpoint waits for the parts of all workers; the same in all processes."""
         return self._pending is not None
 
     def clean(self, step: int | None) -> None:
-        """Before a run resumes from a step, or starts again: rename unread checkpoints; in memory, remove them."""
+        """Before a run resumes from a step, or from none: rename unread checkpoints; in memory, remove them."""
         for name in self.folder.clean(step):
             if self.durable:
                 _LOG.warning("the unread checkpoint %s is renamed to %s", self.folder.path, name)
@@ -162,16 +167,16 @@ class Level:
         return idle and self.usable and self.pace.is_due(step, time.monotonic())
 
     def read_part(self, *, wait: bool = False) -> list[Any] | None:
-        """The step of the local part with its digest, or with "!" and the reason of its failure; None while it is being
-        written, unless `wait`.
+        """The step of the pending checkpoint, and the digest of the local part, or "!" and the reason of its failure.
+        None without one, and while it is being written; with `wait` it waits for the latter.
         """
         if self._pending is None or not (wait or self._pending.part.done()):
             return None
         return [self._pending.manifest.position.step, _digest_of(self._pending.part)]
 
     def sheet(self, step: int, decides: bool) -> list[Any]:
-        """The entry of a step's sheet: whether a saving is due after the step, if this worker `decides` that; and the
-        step and digest of the local part.
+        """The entry of a step's sheet: whether a saving is due after this step, if this worker `decides` that; and the
+        report of `read_part`.
         """
         return [decides and self.is_due(step), self.read_part()]
 
@@ -211,16 +216,20 @@ class Level:
             self._committing.result()
 
     def abandon(self) -> None:
-        """Give up the checkpoint that waits for parts: a worker that was to write one is lost."""
+        """Give up the checkpoint that waits for parts: a worker that was to write one is lost. A part in memory is
+        removed; on the disk the next start of the run may find all parts.
+        """
         if self._pending is not None:
             step, self._pending = self._pending.manifest.position.step, None
+            if not self.durable:
+                self._writer.submit(self.folder.discard, step, [self.group.worker])
             _LOG.info(
                 "%s: step %d is not saved, because a cluster was lost before it was written", self.group.worker, step
             )
 
     def finish_writing(self) -> bool:
-        """Wait until nothing is being written here, without the other processes; returns whether a local part remains
-        that waits for those of others.
+        """Wait until nothing is being written here, without the other processes; returns whether a written part waits
+        for those of others.
         """
         written = self._pending is not None and self._pending.part.exception() is None
         if self._committing is not None:
@@ -228,9 +237,7 @@ class Level:
         return written
 
     def settle(self, reports: Mapping[str, str]) -> None:
-        """Commit the pending checkpoint if all parts were written, by what the workers reported; otherwise report the
-        failure.
-        """
+        """When all workers have reported on the pending checkpoint: commit it, or give it up if a part is missing."""
         pending = self._pending
         if pending is None or set(reports) != set(self.group.everyone):
             return
@@ -290,7 +297,7 @@ class Level:
 
 
 def _read_saved(sheet: Any, step: int) -> str | None:
-    """A worker's report on its part of the checkpoint of a step, if there is one."""
+    """What a worker reports on its part of the checkpoint of a step (`_digest_of`); None if it is no valid report."""
     entry = sheet[1] if isinstance(sheet, list) and len(sheet) == 2 else None
     right = isinstance(entry, list) and len(entry) == 2 and entry[0] == step and isinstance(entry[1], str)
     return entry[1] if right and isinstance(entry, list) else None
@@ -317,8 +324,9 @@ _SAVING = "SAVING"
 
 @dataclass
 class Notices:
-    """The notices of one worker. `due` are the steps after which levels are saved, by level. Links to clusters that may
-    be lost are skipped when they are (`absences`).
+    """The notices of one worker. `due` has the announced steps after which levels are saved, by the level's number, and
+    `_parts` the reports on parts, by level and step, then by worker. Links to clusters that may be lost are skipped
+    when they are (`absences`).
     """
 
     worker: str
@@ -335,7 +343,9 @@ class Notices:
         self.due[level] = step
 
     def take_due(self, step: int) -> list[Level]:
-        """Returns and removes the levels to save after a step; raises if an announcement has arrived too late."""
+        """Returns and removes the levels to save after a step. If an announcement has arrived too late, the part of
+        this worker counts as failed.
+        """
         found = []
         for level in [level for level, due in self.due.items() if due <= step]:
             due = self.due.pop(level)
@@ -390,7 +400,9 @@ class Notices:
                 link.post(build_message(_SAVING, level=level, step=step, **part))
 
     def _take(self, peer: str, patience: float) -> bool:
-        """Receive a notice of a peer; returns whether there was one."""
+        """Receive a notice of a peer; returns whether there was one. If none arrives within the `patience` in seconds
+        it raises, unless that is 0.
+        """
         notice = None
         with contextlib.suppress(*([] if patience else [DeadlineError])):
             notice = self.links[peer].take(_SAVING, patience)

@@ -14,11 +14,11 @@ from whale_nebula.errors import OptionError
 
 Put = Callable[[Any], str]
 """A function that stores an array and returns the name by which it is read."""
-_ARRAY, _PAIR, _KEYS = "array", "tuple", "dict"
+_ARRAY, _TUPLE, _DICT = "array", "tuple", "dict"
 
 
 class Stateful(Protocol):
-    """The interface of a user-defined object that can be saved."""
+    """The interface by which objects of other types are saved."""
 
     def state_dict(self) -> Any:
         """The state: numbers, strings, arrays, and lists and dicts of these."""
@@ -29,7 +29,7 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True)
 class SavedState:
-    """The state of an object as one worker has saved it; `get` finds arrays by name."""
+    """The state of an object as one worker has saved it; `get` reads an array by its name."""
 
     document: Any
     get: Callable[[str], Any]
@@ -44,9 +44,9 @@ class SavedState:
 
 
 class Spread(Stateful, Protocol):
-    """An object that is distributed over workers, and that only steps change. If a run resumes with other workers, the
-    parts are redistributed. It may be large, so it is read only when it is saved: the arrays of its `state_dict` must
-    not be modified afterwards.
+    """An object of which each worker has a part, and which only steps change. If a run resumes with other workers, the
+    parts are redistributed. It may be large, so it is read only when it is saved, and not copied: the arrays of its
+    `state_dict` must not be modified afterwards.
     """
 
     def load_parts(self, parts: Mapping[str, SavedState], worker: str, complete: bool) -> None:
@@ -66,9 +66,9 @@ def encode_value(value: Any, put: Put) -> Any:
     if isinstance(value, np.ndarray | tf.Tensor | tf.Variable):
         return {_ARRAY: put(value)}
     if isinstance(value, Mapping):
-        return {_KEYS: [[key, encode_value(each, put)] for key, each in value.items()]}
+        return {_DICT: [[_encode_key(key), encode_value(each, put)] for key, each in value.items()]}
     if isinstance(value, tuple):
-        return {_PAIR: [encode_value(each, put) for each in value]}
+        return {_TUPLE: [encode_value(each, put) for each in value]}
     if isinstance(value, list):
         return [encode_value(each, put) for each in value]
     if isinstance(value, float):  # JSON has no infinity
@@ -83,7 +83,7 @@ def encode_value(value: Any, put: Put) -> Any:
 
 
 def decode_value(document: Any, get: Callable[[str], Any]) -> Any:
-    """Decode a value of `encode_value`; `get` finds arrays by name."""
+    """Decode a document of `encode_value`; `get` reads an array by its name, or returns None to leave it out."""
     if isinstance(document, list):
         return [decode_value(each, get) for each in document]
     if not isinstance(document, dict):
@@ -92,14 +92,18 @@ def decode_value(document: Any, get: Callable[[str], Any]) -> Any:
     if kind == _ARRAY:
         found = get(inner)
         return None if found is None else found.numpy()
-    if kind == _KEYS:
-        return {_hashable(key): decode_value(each, get) for key, each in inner}
-    if kind == _PAIR:
+    if kind == _DICT:
+        return {_decode_key(key): decode_value(each, get) for key, each in inner}
+    if kind == _TUPLE:
         return tuple(decode_value(each, get) for each in inner)
     return float.fromhex(inner)
 
 
-def _hashable(key: Any) -> Any:
+def _encode_key(key: Any) -> Any:
+    return key.item() if isinstance(key, np.generic) else key
+
+
+def _decode_key(key: Any) -> Any:
     return tuple(key) if isinstance(key, list) else key
 
 
@@ -115,7 +119,7 @@ def check_object(name: str, value: Any) -> None:
 
 
 def holds_variables(value: Any) -> bool:
-    """Whether an object is saved as variables, which may be written at any time."""
+    """Whether an object is saved as variables, which the script may write at any time."""
     return bool(list_variables(value))
 
 
@@ -137,11 +141,13 @@ def _variables_of(value: Any) -> list[Any]:
     if isinstance(value, tf.Variable):
         return [value]
     found = getattr(value, "variables", None)
-    return [getattr(each, "value", each) for each in found] if isinstance(found, list | tuple) else []
+    if not isinstance(found, list | tuple):
+        return []
+    return [each if isinstance(each, tf.Variable) else getattr(each, "value", each) for each in found]
 
 
 def read_object(value: Any) -> Any:
-    """The state of an object as plain values and arrays."""
+    """The state of an object as plain values and arrays, which later changes of the object do not affect."""
     if isinstance(value, np.random.Generator):
         return value.bit_generator.state
     if isinstance(value, random.Random):
@@ -160,12 +166,12 @@ def copy_state(state: Any) -> Any:
     if isinstance(state, Mapping):
         return {key: copy_state(each) for key, each in state.items()}
     if isinstance(state, list | tuple):
-        return type(state)(map(copy_state, state)) if type(state) in (list, tuple) else tuple(map(copy_state, state))
+        return (list if isinstance(state, list) else tuple)(map(copy_state, state))
     return state
 
 
 def write_object(value: Any, state: Any) -> None:
-    """Restore an object's state."""
+    """Restore a state that `read_object` returned."""
     if isinstance(value, np.random.Generator):
         value.bit_generator.state = state
     elif isinstance(value, random.Random):

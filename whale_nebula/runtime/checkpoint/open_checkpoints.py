@@ -1,4 +1,4 @@
-"""Open the checkpoints of a run: find and check its folder, and create a level for the disk and one for memory."""
+"""Open the checkpoints of a run: resolve and check its folder, and create a level for the disk and one for memory."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def check_account_room(attachment: Attachment | None, path: str, need: int) -> N
         check_disk_limit(attachment.tenant, [Path(each) for each in (attachment.home, path) if each is not None], need)
 
 
-def _check_no_other(folder: Folder) -> None:
-    """Verify that a run's folder has no checkpoint of `nb.save`, and is not a single checkpoint of a run."""
-    here, several = folder.read_single(), folder.scan()
-    found = here if here.manifests else next((each for each in several if each.is_manual), None)
+def _refuse_other_checkpoints(folder: Folder) -> None:
+    """Refuse a folder that has a checkpoint of `nb.save`, or is itself a single checkpoint of a run."""
+    here = folder.read_single()
+    found = here if here.manifests else next((each for each in folder.scan() if each.is_manual), None)
     if found is None:
         return
     if found.is_manual:
@@ -83,7 +83,7 @@ def _check_folders(folders: Mapping[str, str]) -> None:
 
 
 def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
-    """Open the checkpoints of a run that has just connected its processes."""
+    """Open the checkpoints of a run that has just connected its processes. Collective."""
     group, now = Group(run), time.monotonic()
     path = resolve_folder(os.path.expanduser(options.folder).rstrip("/") or "/", run.attachment)
     if run.attachment is not None and run.attachment.tenant is not None and files.is_local(path):
@@ -110,16 +110,17 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
         ring = find_ring({worker: label for worker, (_, label, _) in places.items()}, run.workers, group.worker)
         if ring is not None:
             levels[-1].copies = Copies(group.session, levels[-1].folder, *ring)
-    spent = TimeAccount(None if run.attachment is None else run.attachment.previous_end)
-    found = Checkpoints(run, group, levels, ExtraState(group.worker, run.channels), time_account=spent)
+    time_account = TimeAccount(None if run.attachment is None else run.attachment.previous_end)
+    extra_state = ExtraState(group.worker, run.channels)
+    checkpoints = Checkpoints(run, group, levels, extra_state, time_account=time_account)
     try:
         with run.share_failures():
             if group.commits:
                 folder.lock()
-                _check_no_other(folder)
-            found.open()
+                _refuse_other_checkpoints(folder)
+            checkpoints.open()
     except BaseException:
-        found.close()
+        checkpoints.close()
         raise
-    found.handle_signals()
-    return found
+    checkpoints.handle_signals()
+    return checkpoints

@@ -6,8 +6,10 @@ variables, with unchanged numbers.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -38,7 +40,7 @@ class PlainStep:
         self._patches = patch_draws(self._find_draw_counter)
 
     def __call__(self, iterator: Any) -> Any:
-        """Run the steps of an execution, or skip their batches."""
+        """Run the `steps_per_execution` steps of an execution, or skip their batches."""
         with apply_patches(self._patches):
             return self._run(iterator)
 
@@ -63,11 +65,11 @@ class PlainStep:
         if self._restored_at < 0:
             self._register_variables(traced)
         self.steps += 1
-        self._checkpoints.after_step(self, lambda: logs, steps)
+        self._checkpoints.after_step(self, lambda: select_numbers(logs), steps)
         return logs
 
     def _register_variables(self, traced: Any) -> None:
-        """Register all variables; they are created by the first step, or, if there is a checkpoint, by its trace."""
+        """Register all variables, and restore them. They exist after the first step; in a resumed run, its trace."""
         self._restored_at = self._checkpoints.known_variables.restore_requests
         graph = keras_training.trace_step(self._function, traced)
         if graph is None:
@@ -98,7 +100,9 @@ class PlainStep:
         return [each.value for each in self._model.trainable_variables]
 
     def _find_draw_counter(self, seed: int, seed2: int) -> Any:
-        """The variable of an op with these seeds: the same in all traces, so that draws continue."""
+        """The variable from which the next op with these seeds in this graph draws: the n-th one has the same in all
+        traces, so that draws continue. None outside graphs.
+        """
         if tf.executing_eagerly():
             return None
         met = self._draw_counts.setdefault(tf.compat.v1.get_default_graph(), Counter())
@@ -112,6 +116,22 @@ class PlainStep:
         return self._draws[path]
 
 
+def select_numbers(logs: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers among the results of a step, by name, as in Keras's logs: those in dicts are included.
+
+    >>> select_numbers({"loss": tf.constant(0.5), "parts": {"first": tf.constant(2.0)}, "each": tf.zeros(3)})
+    {'loss': 0.5, 'first': 2.0}
+    """
+    found: dict[str, float] = {}
+    for name, value in logs.items():
+        if isinstance(value, Mapping):
+            found |= select_numbers(value)
+        else:
+            with contextlib.suppress(TypeError, ValueError):
+                found[name] = float(value)
+    return found
+
+
 def restore_trained(checkpoints: Checkpoints, model: Any, kind: str) -> None:
     """Restore a model without scopes that is about to be evaluated, if the saved run has trained it."""
     source = checkpoints.source
@@ -121,7 +141,7 @@ def restore_trained(checkpoints: Checkpoints, model: Any, kind: str) -> None:
 
 
 def add_variable(variables: dict[str, Any], variable: Any) -> None:
-    """Add a variable by its name, with a number if that name is already used."""
+    """Add a variable by its name, with a number if that name is already used, unless it is among them."""
     if any(each is variable for each in variables.values()):
         return
     path, number = variable.name.split(":")[0], 1

@@ -115,9 +115,7 @@ def _build_optimizer(model: Any) -> None:
 
 
 def _check_no_run(folder: Folder) -> None:
-    """Refuse to save a model to a folder with checkpoints of a run, because `nb.restore` could read only one of the
-    two.
-    """
+    """Refuse to save a model to a folder with checkpoints of a run: `nb.restore` could read only the model or these."""
     here = folder.read_single()
     found = next((each for each in [here, *Folder(folder.path).scan()] if each.manifests and not each.is_manual), None)
     if found is not None:
@@ -133,35 +131,40 @@ def _check_no_run(folder: Folder) -> None:
 @short_traceback
 def restore(path: str | os.PathLike[str], model: Any) -> None:
     """Restore a model and its optimizer from a checkpoint of `nb.save`, or of a run (the newest one, or the one whose
-    folder `path` is). Any process may call it, with or without scopes; in a run of several processes, all must.
+    folder `path` is). The model may have other scopes than the saved one, or none. In a run of several processes, all
+    call it at the same point.
     """
-    group = Group(current_run())
+    run = current_run()
+    group = Group(run)
     _check_model("restore", model)
-    source = _find_source(group, resolve_folder(os.fspath(path).rstrip("/"), current_run().attachment))
-    slots = any(name.endswith("/iteration") for name in source.tensors)
-    if slots:
+    source = _find_source(group, resolve_folder(os.fspath(path).rstrip("/"), run.attachment))
+    has_slots = any(name.endswith("/iteration") for name in source.tensors)
+    if has_slots:
         _build_optimizer(model)
-    if (checkpoints := current_run().checkpoints) is not None:
-        checkpoints.has_read = True
-    own = {id(getattr(variable, "value", variable)) for variable in model.variables}
+    if run.checkpoints is not None:
+        run.checkpoints.has_read = True
+    run.settle()
     variables = _name_as_saved(model, source)
-    every = group.restore(source, variables)
-    missing = [name for name in every if id(variables[name]) in own]
-    if missing:
+    missing = group.restore(source, variables)
+    if run.rounds is not None:
+        run.rounds.restart()
+    of_model = {id(getattr(variable, "value", variable)) for variable in model.variables}
+    lost = [name for name in missing if id(variables[name]) in of_model]
+    if lost:
         raise CheckpointError(
-            f"variable {missing[0]!r} of {model.name} is not in the checkpoint",
+            f"variable {lost[0]!r} of {model.name} is not in the checkpoint",
             where=source.path,
-            why=f"{len(missing)} of the model's {len(own)} variables are not among its {len(source.tensors)} tensors",
+            why=f"{len(lost)} of the model's {len(of_model)} variables are not among its {len(source.tensors)} tensors",
             mend=f"whale-nebula checkpoints show {source.path} lists them",
         )
     optimizer = getattr(model, "optimizer", None)
     of_optimizer = {id(getattr(each, "value", each)) for each in getattr(optimizer, "variables", ())}
-    lacking = [name for name in every if id(variables[name]) in of_optimizer]
-    if lacking and slots:
+    unrestored = [name for name in missing if id(variables[name]) in of_optimizer]
+    if unrestored and has_slots:
         warn_at(
             script_site(),
-            f"{lacking[0]!r} of {model.name} is not in the checkpoint, and keeps its value"
-            + f", like {len(lacking) - 1} more variables of its optimizer" * (len(lacking) > 1),
+            f"{unrestored[0]!r} of {model.name} is not in the checkpoint, and keeps its value"
+            + f", like {len(unrestored) - 1} more variables of its optimizer" * (len(unrestored) > 1),
             where=source.path,
             why="it was saved with a different optimizer, or with a different name: Keras numbers unnamed optimizers",
             mend=f'use name="adam" for both optimizers\nlist variables: whale-nebula checkpoints show {source.path}',
@@ -169,7 +172,9 @@ def restore(path: str | os.PathLike[str], model: Any) -> None:
 
 
 def _name_as_saved(model: Any, source: Source) -> dict[str, Any]:
-    """The variables of a model by their names in a checkpoint, in which a different model may have the same paths."""
+    """The variables of a model by their names in a checkpoint. Warns if several models of the saved run have these
+    paths, and none is known to be this one.
+    """
     variables, manifest, program = variables_of(model), source.manifest, program_of(model)
     own = manifest.aliases.get(program, {})
     again = any(f"{path}@2" in own for path in variables)
@@ -207,7 +212,7 @@ def _find_source(group: Group, path: str) -> Source:
 
 
 def _check_model(name: str, model: Any) -> Any:
-    """The model, if its variables are created."""
+    """Return the model; refuses other objects, and a model without variables yet. `name` is the calling function."""
     if not hasattr(model, "variables") or not hasattr(model, "metrics"):
         raise OptionError(
             f"nb.{name}(path, {type(model).__name__}): the second argument is not a model",

@@ -113,7 +113,7 @@ def save_at_error(checkpoints: Checkpoints) -> None:
             elif not doubt:
                 _add_shared(checkpoints)
     except Exception as failure:  # the script's own error is raised, not this one
-        why = str(failure).partition("\n")[0]
+        why = str(failure).partition("\n")[0] or type(failure).__name__
     if why:
         who = "" if alone else f"{checkpoints.group.worker}: "
         newer = f" newer than step {last}" if last else ""
@@ -160,8 +160,8 @@ def _find_newest(level: Level) -> int:
 
 
 def _save(checkpoints: Checkpoints) -> str:
-    """Save the state after the last step to the disk; returns why that failed, or "". It replaces no other checkpoint:
-    one more than usual is kept.
+    """Save the state after the last step to the disk; returns why that failed, or "". One checkpoint more than usual is
+    kept, so that it replaces none.
     """
     script_state, group = checkpoints.script_state, checkpoints.group
     held, batch_state = script_state.epoch_snapshot, script_state.batch_state
@@ -189,7 +189,9 @@ def _save(checkpoints: Checkpoints) -> str:
 
 
 def _add_shared(checkpoints: Checkpoints) -> None:
-    """Add digests to the already written part of the last step: other workers may not have got as far."""
+    """Add digests of shared variables to the already written part of the last step: other workers may write theirs at
+    another line of the script.
+    """
     group, level = checkpoints.group, checkpoints.levels[0]
     path = level.folder.worker_path(checkpoints.position.step, group.worker)
     shared = group.digest_shared(checkpoints.known_variables.naming.find_alive(), {})
@@ -222,7 +224,9 @@ def _find_doubt(checkpoints: Checkpoints) -> str:
 
 
 def can_hold(checkpoints: Checkpoints) -> bool:
-    """Whether the state after an epoch can be kept: there is a step since the last saving, and nothing is read late."""
+    """Whether the state after an epoch can be kept for an error: it is not saved, nor held, and certain to be that
+    after a complete step, without objects that cannot be read now.
+    """
     script_state, position = checkpoints.script_state, checkpoints.position
     new = script_state.steps > 0 and position.step > checkpoints.saved.step and not checkpoints.leading.trained_others
     spread = any(is_spread(value) for value in checkpoints.extra_state.objects.values()) or _find_shared(checkpoints)

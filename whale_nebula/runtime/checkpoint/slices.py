@@ -60,7 +60,7 @@ def parse_slice(text: str, shape: Sequence[int]) -> Slice:
 
 
 def find_slice(shape: Sequence[int], layout: Layout, count: int, index: int) -> Slice:
-    """The part of a variable that one of `count` devices holds."""
+    """The part of a variable of this shape that the device number `index` of `count` holds under a layout."""
     sizes = divide(shape[layout.axis], count, layout.units)
     starts, own = [0] * len(shape), list(shape)
     starts[layout.axis], own[layout.axis] = sum(sizes[:index]), sizes[index]
@@ -100,7 +100,7 @@ def _divide_axis(start: int, size: int, count: int) -> Iterator[tuple[int, int]]
 
 
 class Entry(NamedTuple):
-    """A tensor to write: `value` is the local part, the slice `local_slice` of a tensor described by `tensor`."""
+    """A tensor to write: `value` is its part `local_slice`, which is local; `tensor` describes all of it."""
 
     name: str
     tensor: Tensor
@@ -116,7 +116,7 @@ def make_whole_entry(name: str, value: Any) -> Entry:
 
 
 def write_entries(prefix: str, entries: Sequence[Entry]) -> dict[str, tuple[str, ...]]:
-    """Write a bundle; returns the slices of each tensor in it."""
+    """Write a bundle of these entries; returns the text of each slice in it, by tensor."""
     names, specs, tensors = [], [], []
     slices: dict[str, tuple[str, ...]] = {}
     with tf.device("CPU:0"):
@@ -144,7 +144,7 @@ def count_overlap(one: Slice, other: Slice) -> int:
 
 class Source:
     """The tensors of a checkpoint that can be read locally, from the bundles of one or more hosts, or from variables
-    that have `kept` them.
+    that have `kept` them, by name.
     """
 
     def __init__(self, found: FoundCheckpoint, identity: str) -> None:
@@ -169,7 +169,7 @@ class Source:
 
     @property
     def manifest(self) -> Manifest:
-        """The common contents of all manifests of the checkpoint."""
+        """A manifest, for what is the same in all manifests of the checkpoint."""
         return self.manifests[0]
 
     def list_slices(self, name: str) -> list[Slice]:
@@ -189,7 +189,7 @@ class Source:
         )
 
     def read(self, name: str, part: Slice | None = None) -> Any:
-        """Read a tensor, or a part of it."""
+        """Read a tensor, or a part of it; raises if that is not available locally."""
         if name in self.kept:
             value = self.kept[name].read_value()
             return value if part is None else tf.slice(value, part.starts, part.sizes)

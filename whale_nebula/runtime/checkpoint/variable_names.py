@@ -44,8 +44,8 @@ class VariableNames:
         return {name: variable for name, variable in found.items() if variable is not None}
 
     def add(self, program: str, variables: Mapping[str, Any], free: Collection[str] = ()) -> dict[str, str]:
-        """Register the variables of a program, by path; returns their names, each with its path. The names `free` may
-        be used again.
+        """Register the variables of a program, by path; returns their paths by name. The names in `free` may be given
+        to different variables.
         """
         for path, variable in sorted(variables.items()):
             known = self._alive.get(self.by_id.get(id(variable), ""))
@@ -59,7 +59,7 @@ class VariableNames:
         self._alive |= {name: weakref.ref(variable) for name, variable in variables.items()}
 
     def forget(self, variable: Any) -> str:
-        """Forget the name of a variable, which may belong to a different one; returns the name."""
+        """Forget the name of a variable, so that a different one gets it; returns the name."""
         name = self.by_id.pop(id(variable))
         del self._alive[name]
         for names in self._met.values():
@@ -72,11 +72,11 @@ class VariableNames:
         return path if count <= 1 else f"{path}@{count}"
 
     def list_programs(self) -> set[str]:
-        """The programs of all variables."""
+        """The names of the programs that have registered variables."""
         return {program for program, _ in self._met}
 
     def number_names(self, program: str) -> dict[str, int]:
-        """The names of a program's variables, with the numbers of their models."""
+        """The numbers of a program's variables among those with the same path, from 0, by name."""
         lists = (names for (each, _), names in self._met.items() if each == program)
         return {name: number for names in lists for number, name in enumerate(names)}
 
@@ -106,8 +106,8 @@ class VariableNames:
 @dataclass
 class ProgramTitles:
     """The titles of programs, which distinguish programs that share a name and train different variables. `saved` has
-    a variable that each trains, by title, from the checkpoint that the run resumes from. `trained` are the variables by
-    name and title.
+    by title the name of a variable that the program trains, from the checkpoint that the run resumes from. `trained`
+    has the trained variables by program and title.
     """
 
     names: VariableNames
@@ -130,7 +130,7 @@ class ProgramTitles:
         known.update({id(each): each for each in trained})
 
     def describe(self) -> dict[str, str]:
-        """For programs that share a name, by title: a variable that each trains, if possible it alone."""
+        """For programs that share a name, by title: the name of a variable that it trains, if possible it alone."""
         found = dict(self.saved)
         for program, met in self.trained.items():
             if len(met) > 1:

@@ -29,11 +29,11 @@ from whale_nebula.runtime.checkpoint.slices import Entry, write_entries
 T = TypeVar("T")
 _STATE = "state"
 _BUNDLE = 256 << 20
-"""The maximum bytes of tensors in one bundle."""
+"""The bytes of tensors after which a bundle is complete."""
 
 
 class Writer:
-    """A thread that runs functions in order. It continues while Python exits, unlike those of an executor."""
+    """A thread that calls functions in order. It continues while Python exits, unlike those of an executor."""
 
     def __init__(self) -> None:
         self._due: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -41,7 +41,7 @@ class Writer:
         self._thread.start()
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Call a function with these arguments after all earlier ones."""
+        """Call a function with these arguments after all earlier ones; returns its future result."""
         found: Future[T] = Future()
 
         def call() -> None:
@@ -54,7 +54,7 @@ class Writer:
         return found
 
     def close(self, *, wait: bool = True) -> None:
-        """Stop when all submitted calls are done; unless it is to `wait`, return before that."""
+        """Stop the thread after all submitted calls; returns then, or at once without `wait`."""
         self._due.put(None)
         if wait:
             self._thread.join()
@@ -66,8 +66,9 @@ class Writer:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The entries of one worker for a step, and their manifest. Its states may be encoded `late`, in the writing
-    thread, if encoding has to wait. `start`, `exact` and `shared` are for the next start of the run, which may find the
+    """What one worker writes for a step: `entries` of tensors, states other than variables as documents (`memory`), and
+    the fingerprint of the next `batch`; and the manifest without parts. `late` returns more states; the writing thread
+    calls it, because it may wait. `start`, `exact` and `shared` are for the next start of the run, which may find the
     part (`WrittenPart`).
     """
 
@@ -120,11 +121,13 @@ def count_bytes(entries: Sequence[Entry]) -> int:
 def _divide_entries(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
     """Divide entries into bundles small enough that their copies need little memory."""
     some: list[Entry] = []
+    size = 0
     for entry in entries:
         some.append(entry)
-        if count_bytes(some) >= _BUNDLE:
+        size += count_bytes([entry])
+        if size >= _BUNDLE:
             yield some
-            some = []
+            some, size = [], 0
     if some:
         yield some
 
@@ -132,8 +135,8 @@ def _divide_entries(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
 def commit_parts(
     folder: Folder, manifest: Manifest, digests: Mapping[str, str], here: Sequence[str], keep: int
 ) -> None:
-    """Join the parts of this host's workers, all written with these digests, and commit the checkpoint. The oldest ones
-    are removed.
+    """Join the parts of the workers `here`, which this host has written, and commit the checkpoint. `digests` are those
+    of the parts of all workers. Of older checkpoints those beyond the newest `keep` are removed; 0 keeps all.
     """
     step = manifest.position.step
     paths = {worker: folder.worker_path(step, worker) for worker in sorted(here)}

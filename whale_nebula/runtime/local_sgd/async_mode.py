@@ -33,16 +33,17 @@ _WHOLE_FRAGMENT = 0
 
 @dataclass
 class Server:
-    """The parameter server; clusters count by their shares, and none is more than `staleness` rounds ahead of the
-    slowest.
+    """The parameter server. It weights the differences of clusters by `shares`, and answers the push of a cluster that
+    is more than `staleness` rounds ahead of the slowest when that one has pushed.
 
-    At the end of a run it serves until the other clusters have stopped, if it `waits`.
-
-    The last push of each cluster before a synchronisation is answered with the weights, after all clusters' pushes.
+    The last push of each cluster before a synchronisation is answered with the shared weights that include the last
+    pushes of all clusters (`_settled`). At the end of a run it serves until the other clusters have stopped, if it
+    `waits`. `_known_weights` has the shared weights as decoded by each cluster, and `_rounds` the number of the last
+    push of each, infinity from its last push before a synchronisation until that is answered.
     """
 
     ends: Ends
-    way: Encoding
+    encoding: Encoding
     shares: Mapping[str, float]
     staleness: int
     waits: bool = False
@@ -51,24 +52,27 @@ class Server:
     _known_weights: dict[str, Numbers] = field(default_factory=dict)
     _answer_encoders: dict[str, Differences] = field(default_factory=dict)
     _rounds: dict[str, float] = field(default_factory=dict)
-    _settled_rounds: dict[str, int] = field(default_factory=dict)
+    _settled: Numbers = field(default_factory=lambda: np.zeros(0, np.float32))
+    _settled_clusters: set[str] = field(default_factory=set)
     _condition: threading.Condition = field(default_factory=threading.Condition)
     _is_closed: bool = False
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def begin(self, shared: Numbers) -> None:
-        """Initialise the shared weights."""
-        self.shared = shared.copy()
+        """Initialise the shared weights, and start the threads."""
+        self.shared, self._settled = shared.copy(), shared.copy()
         self._known_weights = {cluster: shared.copy() for cluster in self.ends.lead_workers}
-        self._answer_encoders = {cluster: Differences(self.way) for cluster in self.ends.lead_workers}
+        self._answer_encoders = {cluster: Differences(self.encoding) for cluster in self.ends.lead_workers}
         self._rounds = dict.fromkeys(self.ends.lead_workers, 0)
         for cluster in self.ends.others:
             named = f"nebula-serves-{cluster}"
             self._threads.append(threading.Thread(target=self._serve, args=(cluster,), name=named, daemon=True))
             self._threads[-1].start()
 
-    def take(self, cluster: str, round_number: int, data: Bytes, *, last: bool) -> Bytes:
-        """Receive a cluster's difference; returns the answer, once the cluster may continue."""
+    def apply_push(self, cluster: str, round_number: int, data: Bytes, *, last: bool) -> Bytes:
+        """Apply a cluster's difference; returns the answer, once the cluster may continue. It is the `last` one before
+        a synchronisation.
+        """
         with name_sender(self.ends.lead_workers[cluster]):
             difference = self._answer_encoders[cluster].decode(data, self._size)
         with self._condition:
@@ -82,10 +86,18 @@ class Server:
             return self._settled_weights(cluster, round_number) if last else self._make_answer(cluster)
 
     def reset(self, shared: Numbers) -> None:
-        """Reset the shared weights to values that all clusters have, with no pushes pending."""
+        """Replace the weights of the last synchronisation by values that all clusters have now. Faster clusters may
+        already have pushed differences from these: they stay in effect.
+        """
+
+        def replace(numbers: Numbers) -> Numbers:
+            same = np.array_equal(numbers, self._settled, equal_nan=True)
+            return shared.copy() if same else shared + (numbers - self._settled)
+
         with self._condition:
-            self.shared = shared.copy()
-            self._known_weights = {cluster: shared.copy() for cluster in self.ends.lead_workers}
+            self.shared = shared.copy() if self.shared is None else replace(self.shared)
+            self._known_weights = {cluster: replace(known) for cluster, known in self._known_weights.items()}
+            self._settled = shared.copy()
 
     def close(self) -> None:
         """Stop all threads, after they have answered slower clusters."""
@@ -122,7 +134,7 @@ class Server:
 
     def _may_continue(self, cluster: str, last: bool) -> bool:
         if last:
-            return all(each == inf for each in self._rounds.values()) or bool(self._settled_rounds)
+            return all(each == inf for each in self._rounds.values()) or bool(self._settled_clusters)
         return self._rounds[cluster] - min(self._rounds.values()) <= self.staleness
 
     def _make_answer(self, cluster: str) -> Bytes:
@@ -134,15 +146,18 @@ class Server:
         return data
 
     def _settled_weights(self, cluster: str, round_number: int) -> Bytes:
-        """The shared weights, the same for all clusters; the last one to receive them starts the next rounds."""
-        shared = self._known_weights[cluster] if self.shared is None else self.shared
-        self._known_weights[cluster] = shared.copy()
+        """The shared weights after the last pushes of all clusters, the same for each, even if a faster one has already
+        pushed again.
+        """
+        if not self._settled_clusters and self.shared is not None:
+            self._settled = self.shared.copy()
+        self._known_weights[cluster] = self._settled.copy()
         self._answer_encoders[cluster].forget()
-        self._settled_rounds[cluster] = round_number
-        if len(self._settled_rounds) == len(self._rounds):
-            self._rounds = dict(self._settled_rounds)
-            self._settled_rounds = {}
-        return shared.view(np.uint8)
+        self._rounds[cluster] = round_number
+        self._settled_clusters.add(cluster)
+        if len(self._settled_clusters) == len(self._rounds):
+            self._settled_clusters.clear()
+        return self._settled.view(np.uint8)
 
     def _serve(self, cluster: str) -> None:
         round_number = 0
@@ -153,7 +168,7 @@ class Server:
                 except DeadlineError:
                     continue
                 round_number += 1
-                answer = self.take(cluster, round_number, data[1:], last=bool(data[:1].any()))
+                answer = self.apply_push(cluster, round_number, data[1:], last=bool(data[:1].any()))
                 self.ends.answer(round_number, cluster, answer, 4 * self._size)
         except (DeadlineError, LinkClosedError, RemoteProtocolError) as known:  # raised by waiting threads
             self._fail(known)
@@ -162,7 +177,7 @@ class Server:
             raise
 
     def _fail(self, failure: BaseException) -> None:
-        """Record the failure of a cluster, and wake the threads that wait for it."""
+        """Record a failure, which ends the run, and wake the threads that wait for another cluster."""
         with self._condition:
             if not self._is_closed:
                 self.failure = failure
@@ -170,7 +185,7 @@ class Server:
 
 
 class PushedDifference(NamedTuple):
-    """A difference in flight: the cluster's weights when it was sent, and the shared weights in the answer."""
+    """A difference in flight: the cluster's weights when it was sent, and the shared weights by the answer to it."""
 
     own_weights: Numbers
     known_weights: Future[Numbers]
@@ -198,21 +213,21 @@ class Pushes(ClusterSync):
         """After a step: if a push is due, apply the answer to the last one and push again."""
         self.steps += 1
         if self.steps % self.every == 0:
-            self._take()
+            self._apply_answer()
             self._push()
 
-    def take(self) -> None:
+    def apply_due(self) -> None:
         """Nothing to do: answers are applied before the next push."""
 
     def send_remaining(self) -> None:
         """Push the remaining difference, because all clusters need the shared weights now."""
         if not self.is_synchronized:
-            self._take()
+            self._apply_answer()
             self._push(last=True)
 
     def receive_remaining(self) -> None:
         """Receive the shared weights, after which all clusters have bit-identical weights."""
-        self._take(exactly=True)
+        self._apply_answer(exactly=True)
         self._synchronized_steps = self.steps
         self._synchronized_digest = super().digest()
 
@@ -259,13 +274,16 @@ class Pushes(ClusterSync):
 
     def _ask_server(self, round_number: int, data: Bytes, last: bool) -> Bytes:
         if self.server is not None:
-            answer = self.server.take(self.ends.cluster, round_number, data, last=last)
+            answer = self.server.apply_push(self.ends.cluster, round_number, data, last=last)
             self.ends.forward_answer(round_number, answer)
             return answer
         self.ends.push(round_number, np.concatenate([np.array([last], np.uint8), data]), 4 * self.flat.total)
         return self.ends.pull(round_number)
 
-    def _take(self, *, exactly: bool = False) -> None:
+    def _apply_answer(self, *, exactly: bool = False) -> None:
+        """Wait for the answer to the last push, if it was not applied yet, and apply it: add the difference between the
+        shared weights and the pushed ones, or set the shared weights `exactly`.
+        """
         if self._in_flight is None:
             return
         began = time.perf_counter()

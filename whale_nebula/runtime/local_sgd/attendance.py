@@ -63,7 +63,7 @@ def decode_decision(data: Bytes, order: Sequence[str]) -> Decision:
 
 
 def share_among(shares: Mapping[str, float], members: Collection[str]) -> Mapping[str, float]:
-    """The weights of these clusters in the mean of their differences; `shares` are those of all clusters.
+    """The weights of these clusters in the mean of their differences, of sum 1; `shares` are those of all clusters.
 
     >>> share_among({"gpu": 0.5, "npu": 0.25, "tpu": 0.25}, ("gpu", "npu", "tpu"))
     {'gpu': 0.5, 'npu': 0.25, 'tpu': 0.25}
@@ -79,8 +79,8 @@ def share_among(shares: Mapping[str, float], members: Collection[str]) -> Mappin
 @dataclass(frozen=True)
 class DecidedEnds(Ends):
     """Ends of an exchange in which the cluster `decider` decides who takes part. `order` are all clusters of the run,
-    `away` those that are absent: only the thread that receives adds to it. `links` keep those to lost workers, which
-    are closed.
+    `away` those that are absent, by the decisions so far: only the thread that receives adds to it. `links` keep those
+    to lost workers, which are closed.
     """
 
     order: tuple[str, ...] = field(kw_only=True)
@@ -95,7 +95,7 @@ class DecidedEnds(Ends):
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """The clusters that did not take part in the last exchange."""
+        """The clusters that do not take part since the last exchange."""
         return tuple(name for name in self.order if name in self.away)
 
     @property
@@ -152,13 +152,13 @@ class DecidedEnds(Ends):
 
     def _pass_on(
         self, round_number: int, fragment: int, worker: str, decision: Decision, received: Mapping[str, Bytes],
-        but: Collection[str],
+        excluded: Collection[str],
     ) -> None:  # fmt: skip
-        """Send a worker the decision, and the differences of the other members, `but` its own."""
+        """Send a worker the decision and the received differences, except those of the `excluded` clusters."""
         data = encode_decision(decision, self.order)
         self._send(self._key(round_number, fragment, "", self.worker, worker), data, data.nbytes)
         for cluster, each in received.items():
-            if cluster not in but:
+            if cluster not in excluded:
                 self._send(self._key(round_number, fragment, cluster, self.worker, worker), each, each.nbytes)
 
     def _receive_decided(
@@ -187,7 +187,7 @@ class DecidedEnds(Ends):
 
 
 def accept_return(run: Run, cluster: str) -> None:
-    """Accept connections from the new processes of a cluster that was lost here. The run goes on without it from the
+    """Accept connections from new processes of a cluster whose link was lost here. The run goes on without it from the
     next decision on; until then, its processes learn that they have to wait.
     """
     session = run.ledger.session
@@ -196,7 +196,7 @@ def accept_return(run: Run, cluster: str) -> None:
 
 
 def continue_without(run: Run, clusters: Sequence[str]) -> None:
-    """Go on without these clusters, which all other processes do at the same exchange: their links are closed, nothing
+    """Go on without these clusters, as all other processes do after the same exchange: their links are closed, nothing
     waits for them, and they are expected to return.
     """
     session, attachment = run.ledger.session, run.attachment

@@ -1,6 +1,7 @@
 """Local SGD for the engine: clusters that train separate copies, and the lifecycle of a run's rounds.
 
-Rounds are opened for a set of weights, settled before reads, and restarted after writes.
+Rounds are opened for a set of weights, settled (all clusters synchronise) before reads of these weights, and restarted
+after writes.
 """
 
 from __future__ import annotations
@@ -66,9 +67,9 @@ _MAX_HEADER_BYTES = 1 << 10
 
 @dataclass
 class OpenRounds:
-    """All rounds of a run; steps that train the same set of weights share one. `own_cluster` has the participant whose
-    copy the variables of this process hold, by its workers: the first one if the process runs all. `absent` are the
-    participants that miss meetings now, by the rule `attendance`.
+    """All rounds of a run; steps that train the same set of weights share one. `names` are the participants.
+    `own_cluster` is the one whose copy the variables of this process hold, and `own_workers` its workers: the first
+    participant if the process runs all. `absent` are the participants that miss meetings now, by the rule `attendance`.
     """
 
     run: Run
@@ -94,14 +95,14 @@ class OpenRounds:
         return next((name for name in self.names if name not in self.absent), "")
 
     def note_absent(self, clusters: Collection[str]) -> None:
-        """Go on without these clusters, if they were present until now."""
+        """Go on without those of these clusters that were present until now."""
         fresh = [name for name in self.names if name in clusters and name not in self.absent]
         if fresh:
             self.absent.update(fresh)
             continue_without(self.run, fresh)
 
     def _apply_attendance(self, participants: Participants) -> None:
-        """Apply the rule on absence for these participants, some of which may be absent from the start."""
+        """Apply the rule on absence of these participants, some of which may be absent from the start."""
         self.attendance = participants.attendance
         if self.attendance.decider:
             self.absent.update(name for name in participants.names if name not in participants.workers)
@@ -115,10 +116,10 @@ class OpenRounds:
 
     def read_shared(self) -> dict[int, Numbers]:
         """The weights that all clusters share, by the ids of the variables of this process."""
-        lead_workers = [next(iter(rounds.values())) for rounds in self._rounds_by_weights.values()]
+        each_first = [next(iter(rounds.values())) for rounds in self._rounds_by_weights.values()]
         return {
             id(variable): numbers.copy()
-            for first in lead_workers
+            for first in each_first
             if first.shared is not None
             for variable, numbers in first.flat.divide(first.shared)
         }
@@ -142,20 +143,24 @@ class OpenRounds:
             self.settle()
             for each in self._rounds_by_weights.pop(key).values():
                 each.close()
-        if key not in self._rounds_by_weights:
+        is_open = key in self._rounds_by_weights
+        if not is_open:
             self._options[key], self.names = options, participants.names
             self._apply_attendance(participants)
-            self._check(key, weights, local_sgd)
-            fresh = {path: variable for path, variable in variables.items() if id(variable) not in self._variables}
-            self._variables.update({id(variable): variable for variable in fresh.values()})
+            self._check_disjoint(key, weights, local_sgd)
+        fresh = {path: variable for path, variable in variables.items() if id(variable) not in self._variables}
+        self._variables.update({id(variable): variable for variable in fresh.values()})
+        if is_open and not self.run.alone:
+            offset_seeds(fresh, participants.names.index(self.own_cluster))
+        if not is_open:
             self._opened_count += 1
             make = self._make_all_clusters if self.run.alone else self._make_own_cluster
             self._rounds_by_weights[key] = make(local_sgd, participants, weights, fresh, exchanged)
         return self._rounds_by_weights[key]
 
     def propagate_writes(self, held: Mapping[int, Any]) -> None:
-        """Propagate what the script has written to variables since the last step to the copies in this process, as
-        before a step. Some variables have `held` values instead of the present ones, by their ids.
+        """Propagate what the script has written to variables since the last step to the copies of other clusters in
+        this process, as before a step. Some variables have `held` values instead of the present ones, by their ids.
         """
         self.copies.propagate_writes(self._variables.values(), held)
 
@@ -165,7 +170,7 @@ class OpenRounds:
             self._settle()
 
     def synchronize_before_leaving(self) -> None:
-        """Finish exchanges in flight before all workers leave after this step, unless checkpoints contain them."""
+        """Synchronise before all workers leave after this step, unless checkpoints contain exchanges in flight."""
         if self.run.checkpoints is None:
             self.settle()
 
@@ -198,7 +203,8 @@ class OpenRounds:
             )
 
     def restart(self) -> None:
-        """Restart after the weights were replaced by the same ones in every process."""
+        """Restart after variables were replaced by the same values in every process."""
+        self.copies.propagate_writes(self._variables.values())
         for rounds in self._rounds_by_weights.values():
             first = next(iter(rounds.values()))
             self.copies.reset_copies(first.flat.variables)
@@ -212,8 +218,8 @@ class OpenRounds:
         for each in [each for rounds in self._rounds_by_weights.values() for each in rounds.values()]:
             each.close()
 
-    def _check(self, key: frozenset[int], weights: Mapping[str, Any], local_sgd: LocalSgd) -> None:
-        """Verify that each weight belongs to only one set of rounds."""
+    def _check_disjoint(self, key: frozenset[int], weights: Mapping[str, Any], local_sgd: LocalSgd) -> None:
+        """Verify that no weight belongs to other rounds."""
         met = [known for known in self._rounds_by_weights if known & key]
         if met:
             shared = next(path for path, variable in weights.items() if id(variable) in met[0])
@@ -312,24 +318,25 @@ def _make_rounds(
     exchanged: ExchangedWeights | None, waits: bool = False, *, copy: Callable[[Any], Any],
     models_own: Mapping[str, Any], note_absent: Callable[[Collection[str]], None] = lambda absent: None,
 ) -> ClusterSync:  # fmt: skip
-    """The synchronisation of a cluster between its steps. `models_own` are the model's variables, of which `weights`
-    are copies; `note_absent` is called with the absent clusters of an exchange.
+    """The synchronisation of a cluster between its steps. `weights` are its variables, or copies of the model's own
+    variables (`models_own`), and `copy` returns the cluster's copy of one. A parameter server in this process `waits`
+    at the end of the run. `note_absent` is called with the absent clusters of an exchange.
     """
     if exchanged is not None:
         kind = MemberRounds if isinstance(ends, CollectiveEnds) else OneBitRounds
         return make_one_bit_rounds(
             kind, weights, ends, Differences(parse_encoding("none")), participants.shares, exchanged, copy, models_own
         )
-    flat, way = FlatVariables(tuple(weights.values())), parse_encoding(local_sgd.codec)
+    flat, encoding = FlatVariables(tuple(weights.values())), parse_encoding(local_sgd.codec)
     if local_sgd.mode == ASYNC:
         serves = ends.worker == ends.server
-        server = Server(ends, way, participants.shares, local_sgd.staleness, waits) if serves else None
-        return Pushes(flat, ends, Differences(way), every=local_sgd.every, server=server)
+        server = Server(ends, encoding, participants.shares, local_sgd.staleness, waits) if serves else None
+        return Pushes(flat, ends, Differences(encoding), every=local_sgd.every, server=server)
     table = Timetable(
         local_sgd.every, local_sgd.fragments or choose_fragments(flat.total, local_sgd.every), local_sgd.delay
     )
     return Rounds(
-        flat, ends, Differences(way), table=table, outer=local_sgd.outer, shares=participants.shares,
+        flat, ends, Differences(encoding), table=table, outer=local_sgd.outer, shares=participants.shares,
         note_absent=note_absent,
     )  # fmt: skip
 
@@ -346,7 +353,7 @@ class ClusterCopy:
 
     @property
     def cluster_session(self) -> Session:
-        """The session with the other workers of this cluster."""
+        """The session with the other workers of this cluster only."""
         session: Session = self.run.ledger.session
         return session.select_peers(self.mates)
 
@@ -367,8 +374,8 @@ class ClusterCopy:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A note if a cluster cannot miss meetings, and one if workers of a cluster exchange momenta without
-        collectives.
+        """A note for the report: if no cluster may miss meetings, or all are restarted when one is lost, or workers of
+        a cluster exchange momenta without collectives.
         """
         rule = self.participants.attendance
         if rule.why_none:
@@ -380,7 +387,9 @@ class ClusterCopy:
         return ("each worker sends all of its momenta to the others over links: TensorFlow had started before nb.init",)
 
     def check(self, cut: Cut) -> None:
-        """Verify that every worker of this cluster has all trained weights: the cluster sends a single difference."""
+        """Verify that the weights can be averaged, and that every worker of this cluster has all of them, because the
+        cluster sends a single difference.
+        """
         own = [worker.name for worker in cut.workers]
         weights = find_weights(self.captured.program, self.captured.variables, self.models)
         self._check_weights(weights)
@@ -430,8 +439,8 @@ class ClusterCopy:
                 mend='dtype="float32", or keras.config.set_dtype_policy("mixed_bfloat16")',
             )
 
-    def make_emulated_runner(self) -> None:
-        """Initialise variables in a process that is an entire cluster, and register them as held here."""
+    def initialize_variables(self) -> None:
+        """Initialise all variables of a process that is an entire cluster, and register them as held by it."""
         if self.run.alone:
             return
         self.captured.initialize_variables(lambda variable: True)
@@ -439,9 +448,9 @@ class ClusterCopy:
         held = dict.fromkeys(self.captured.variables, (own,))
         self.run.ledger.register_program(self.captured.variables, held, self.other_cluster_workers)
 
-    def make_own_runner(self, inner: Runner) -> Runner:
-        """Wrap the runner of a cluster's step in the synchronisation after it; only for steps that train, and with more
-        than one cluster.
+    def wrap_runner(self, inner: Runner) -> Runner:
+        """The runner of a cluster's step with the synchronisation after it; `inner` itself if the step does not train,
+        or there is only one cluster.
         """
         program, variables, run = self.captured.program, self.captured.variables, self.run
         if not program.requests or len(self.participants.names) == 1:
@@ -483,7 +492,9 @@ class ClusterCopy:
 def make_cluster_copy(
     local_sgd: LocalSgd, captured: Captured, run: Run, name: str, models: Sequence[Any]
 ) -> ClusterCopy:
-    """The local-SGD view of a step with `sync_every`, after the clusters have agreed on the exchange."""
+    """The copy of this process's cluster for a step with `sync_every`; if it trains, all clusters agree on the settings
+    of the exchange. Every process calls it at the same point.
+    """
     if run.rounds is None:
         run.rounds = OpenRounds(run)
         run.close_at_end(run.rounds.close)
@@ -520,7 +531,7 @@ def _list_settings(
     models: Sequence[Any],
     participants: Participants,
 ) -> tuple[str, ...]:
-    """The settings that must be the same in all clusters: mode, speeds and weights."""
+    """The settings that must be the same in all clusters: options, speeds, who may miss meetings, and weights."""
     weights = find_weights(captured.program, captured.variables, models)
     speeds = (f"cluster {name} of speed {speed:g}" for name, speed in participants.speeds.items())
     held = (f"weight {path} {variable.dtype.name}{list(variable.shape)}" for path, variable in weights.items())

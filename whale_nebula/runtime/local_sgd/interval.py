@@ -1,7 +1,7 @@
 """The interval of `nb.replica(sync_every="auto")`: the smallest number of steps that hides an exchange of all
 differences. The seconds of a step are those of the planner's cost model, with measured blocks, for each cluster's own
-rows; the seconds of an exchange follow from the bytes of the codec, and from the rates and delays of the links. All
-processes use the same numbers, so they choose the same interval.
+rows; the seconds of an exchange are derived from the bytes of the codec, and from the rates and delays of the links.
+All processes use the same numbers, so they choose the same interval.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _LOG = logging.getLogger("whale_nebula.runtime.run")
 @dataclass(frozen=True)
 class Exchange:
     """An exchange of the differences of `numbers` weights, encoded by `codec`, over these links. `coding` is the time
-    to encode and decode a number, in seconds. In the mode "async" each difference is sent to a server and answered.
+    to encode and decode a number, in seconds. In the mode "async" each difference `is_answered` by a server.
 
     >>> line = {("gpu", "npu"): LinkRate(7.5e6, 0.02)}
     >>> Exchange(1_000_000, lines=line).seconds(1_000_000), Exchange(1_000_000, "int8", line).seconds(1_000_000) < 0.2
@@ -68,20 +68,22 @@ class Exchange:
     is_answered: bool = False
 
     def seconds(self, count: int) -> float:
-        """Seconds until this many numbers, and in async mode their answer, have crossed the slowest link."""
+        """Seconds until this many numbers, and in async mode their answer, are encoded, have crossed the slowest link,
+        and are decoded.
+        """
         sent = count_encoded_bytes(self.codec, count)
         trip = max((line.seconds(sent) for line in (self.lines or {}).values()), default=0.0)
         return (trip + self.coding * count) * (1 + self.is_answered)
 
     @property
     def slowest(self) -> str:
-        """The name of the link on which it takes longest."""
+        """The name of the link on which the exchange takes longest, "gpu->npu"."""
         sent, lines = count_encoded_bytes(self.codec, self.numbers), self.lines or {}
         one, other = max(lines, key=lambda ends: lines[ends].seconds(sent))
         return f"{one}->{other}"
 
     def waits(self, local_sgd: LocalSgd, step: float) -> float:
-        """Seconds that steps of `step` seconds wait for the exchange in each interval of these options."""
+        """Seconds for which steps of `step` seconds wait for the exchange in an interval of these options."""
         if self.is_answered:
             return max(0.0, self.seconds(self.numbers) - local_sgd.every * step)
         count = local_sgd.fragments or choose_fragments(self.numbers, local_sgd.every)
@@ -98,7 +100,7 @@ class Exchange:
 
 
 def set_interval(local_sgd: LocalSgd, every: int) -> LocalSgd:
-    """The options with an interval and its delay."""
+    """The options with this interval, and with a delay for it unless one is given."""
     return replace(local_sgd, every=every, delay=choose_delay(every) if local_sgd.delay < 0 else local_sgd.delay)
 
 
@@ -113,20 +115,21 @@ def find_interval(local_sgd: LocalSgd, exchange: Exchange, step: float) -> Local
     >>> find_interval(LocalSgd(UNDECIDED), Exchange(9), 0.05).every
     1
     """
-    tried = (set_interval(local_sgd, every) for every in range(_find_least(local_sgd), MAX_INTERVAL + 1))
+    tried = (set_interval(local_sgd, every) for every in range(_find_least_interval(local_sgd), MAX_INTERVAL + 1))
     return next((each for each in tried if exchange.is_hidden(each, step)), set_interval(local_sgd, MAX_INTERVAL))
 
 
-def _find_least(local_sgd: LocalSgd) -> int:
-    """The smallest interval in which all fragments are sent, and each arrives."""
+def _find_least_interval(local_sgd: LocalSgd) -> int:
+    """The smallest interval with a step for each fragment, in which each is applied before it is sent again."""
     return max(local_sgd.fragments, local_sgd.delay + 1, 1)
 
 
 # ---------------------------------------------------------------------- for a captured step
 def choose_interval(name: str, captured: Captured, layout: Signature, tensors: Sequence[Any] | None = None) -> Captured:
-    """A captured step with `sync_every`, with the interval that is chosen for its weights: the same for each step of
-    these weights in a run, and in a resumed run. A step that does not train uses the interval of the training, if one
-    was chosen before. `tensors` are its first batch, if there is one.
+    """The captured step with the interval that is chosen for its weights, if it has `sync_every="auto"`: the same for
+    each step of these weights in a run, and in a resumed run. A step that does not train uses the interval of the
+    training, if one was chosen before. `tensors` are its first batch, if there is one. Collective for a step that
+    trains.
     """
     local_sgd, run = captured.program.local_sgd, current_run()
     if local_sgd is None or not local_sgd.is_undecided:
@@ -160,7 +163,7 @@ def _choose_interval(
 ) -> LocalSgd:
     """The options with an interval and the reason for it: that of the resumed run, or a new one."""
     saved = None if run.checkpoints is None else run.checkpoints.intervals.get(name)
-    if saved is not None and saved >= _find_least(local_sgd):
+    if saved is not None and saved >= _find_least_interval(local_sgd):
         chosen = set_interval(local_sgd, saved)
         return replace(
             chosen, chosen=f"the clusters synchronise every {_format_steps(saved)}, as before this run was saved"
@@ -173,20 +176,20 @@ def _choose_interval(
     rows = count_rows(program.leaves, shapes)
     agreed = agree_on_planning_input(name, find_configured(run, participants.names), StepKnowledge(rows), run)
     clusters, rows = agreed.clusters, agreed.known.rows
-    exchange = _count_exchange(captured, local_sgd, clusters, participants, run)
+    exchange = _build_exchange(captured, local_sgd, clusters, participants, run)
     layers = build_layers(program, rows, set_rows(program.leaves, shapes, rows))
     if layers is None:
         raise _interval_error(local_sgd, "no op of the step reads a variable, so its duration cannot be predicted")
     options = Options()
     measured, *_ = measure_in_clusters(name, captured, layers, shapes, clusters, options, run, tensors)
     _check_speeds(local_sgd, clusters, measured)
-    steps = _count_steps(captured, layers, clusters, measured, participants)
-    cluster = max(steps, key=lambda each: steps[each])
-    found = find_interval(local_sgd, exchange, steps[cluster])
-    return replace(found, chosen=_explain(found, exchange, cluster, steps[cluster]))
+    seconds = _predict_steps(captured, layers, clusters, measured, participants)
+    slowest = max(seconds, key=seconds.__getitem__)
+    found = find_interval(local_sgd, exchange, seconds[slowest])
+    return replace(found, chosen=_explain(found, exchange, slowest, seconds[slowest]))
 
 
-def _count_exchange(
+def _build_exchange(
     captured: Captured, local_sgd: LocalSgd, clusters: Clusters, participants: Participants, run: Run
 ) -> Exchange:
     """The exchange of a step's weights. Raises if the rate of a link is not known."""
@@ -208,7 +211,7 @@ def _count_exchange(
 
 
 def _check_speeds(local_sgd: LocalSgd, clusters: Clusters, measured: Measured) -> None:
-    """Refuse clusters for which neither measurements nor rates are known."""
+    """Refuse clusters whose step cannot be predicted: their FLOP rate is not known, and no block was measured."""
     for cluster in clusters.clusters:
         known = all(worker.device.flops_per_s is not None for worker in cluster.workers)
         if cluster.name not in measured and not known:
@@ -236,15 +239,15 @@ def _interval_error(local_sgd: LocalSgd, why: str, mend: str = "") -> PlanError:
     )
 
 
-def _count_steps(
+def _predict_steps(
     captured: Captured, layers: Layers, clusters: Clusters, measured: Measured, participants: Participants
 ) -> dict[str, float]:
-    """Seconds of a step of each cluster with its own rows, on all its workers or as many as the scopes specify: the
-    stages and micro-batches of the program are those of a single cluster.
+    """The predicted seconds of a step of each cluster with its own rows, as one stage, on all its workers or as many as
+    the scopes specify.
     """
     constraints = captured.constraints
-    given = [constraints.replicas, *(stage.replicas for stage in constraints.stages)]
-    count = max((each for each in given if each), default=0)
+    counts = [constraints.replicas, *(stage.replicas for stage in constraints.stages)]
+    count = max((each for each in counts if each), default=0)
     problem = build_problem(layers, clusters, Options(), measured)
     problem = replace(problem, clusters=tuple(replace(each, memory=math.inf) for each in problem.clusters))
     found = {}

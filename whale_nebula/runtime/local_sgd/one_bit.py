@@ -37,7 +37,9 @@ class Slots(NamedTuple):
 
 
 class MomentumOptimizer(Protocol):
-    """The interface of an optimizer whose momenta are exchanged."""
+    """The interface of an optimizer whose momenta are exchanged, from `freeze_step` on at one bit a number. With
+    `servers` their mean is compressed again; if `fused`, the momenta of all weights share one scale.
+    """
 
     iterations: Any
     freeze_step: int
@@ -64,7 +66,7 @@ _OPTIMIZERS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def note_optimizer(optimizer: MomentumOptimizer) -> None:
-    """Register an optimizer with slots that can exchange its momenta."""
+    """Register an optimizer that has created its slots, so that `find_exchanged` finds it."""
     _OPTIMIZERS.add(optimizer)
 
 
@@ -135,7 +137,8 @@ def list_spans(ends: Sequence[int], count: int) -> list[list[tuple[int, int]]]:
 class OneBitRounds(ClusterSync):
     """Exchange of one-bit compressed momenta with error feedback, for one cluster. `flat` are all weights, of which
     `trained_variables` have slots; the others are moving averages, which are sent uncompressed. `shares` are the
-    clusters' weights in the mean. `_optimizer_step` is the optimizer's step count, so that a loaded model continues.
+    clusters' weights in the mean. `_optimizer_step` is the number of the step by the optimizer's count, which a loaded
+    model continues.
     """
 
     optimizer: MomentumOptimizer = field(kw_only=True)
@@ -159,7 +162,9 @@ class OneBitRounds(ClusterSync):
         return 4 * sum(sizes), SCALE_BYTES * (1 if optimizer.fused else len(sizes)) + -(-sum(sizes) // 8)
 
     def begin(self, shared: Numbers | None = None) -> None:
-        """Read the weights and slots before each step, because the script may have changed them in all clusters."""
+        """Read the weights and slots before each step, from which its update is computed: the script may have changed
+        them.
+        """
         self._shared = self._read_all() if shared is None else shared.copy()
         self._slots_before = [tuple(each.read_value() for each in (own.momentum, *own.others)) for own in self.slots]
 
@@ -179,49 +184,49 @@ class OneBitRounds(ClusterSync):
             int(self.optimizer.iterations.numpy()) - 1,
         )
         data, decoded = self._encode(momentum)
-        kept = self._list_kept.read((0, self._list_kept.total))
-        self._sent_values = decoded, kept
+        averages = self._averages.read((0, self._averages.total))
+        self._sent_values = decoded, averages
         self.steps += 1
-        self._send(data, kept)
+        self._send(data, averages)
 
-    def _send(self, data: Bytes, kept: Numbers) -> None:
+    def _send(self, data: Bytes, averages: Numbers) -> None:
         """Send encoded momenta, and the averages of layers."""
-        raw = 4 * self._momenta.total + kept.nbytes
-        self.ends.send_fragment(self.steps, 0, np.concatenate([data, kept.view(np.uint8)]), raw)
+        raw = 4 * self._momenta.total + averages.nbytes
+        self.ends.send_fragment(self.steps, 0, np.concatenate([data, averages.view(np.uint8)]), raw)
 
-    def take(self) -> None:
+    def apply_due(self) -> None:
         """Receive the momenta of the others, and apply the common update."""
         if self._sent_values is None:
             return
-        momentum, kept = self._average(*self._sent_values)
+        momentum, averages = self._average(*self._sent_values)
         self._sent_values = None
         if self._compresses:
             momentum = momentum / self._scales * self._mask
-        self._list_kept.write((0, self._list_kept.total), kept)
+        self._averages.write((0, self._averages.total), averages)
         self._make_update(momentum)
         self.round_count += 1
 
-    def _average(self, own: Numbers, own_kept: Numbers) -> tuple[Numbers, Numbers]:
+    def _average(self, own: Numbers, own_averages: Numbers) -> tuple[Numbers, Numbers]:
         """The mean of all momenta (compressed again if there are servers), and of the averages of layers."""
         began = time.perf_counter()
         received = self.ends.receive_fragments(self.steps, 0)
         self.wait_seconds += time.perf_counter() - began
-        momentum, kept = np.zeros_like(own), np.zeros_like(own_kept)
+        momentum, averages = np.zeros_like(own), np.zeros_like(own_averages)
         for cluster in self.ends.lead_workers:  # in the same order everywhere, for identical bits
             with name_sender(self.ends.lead_workers[cluster]):
-                found = (own, own_kept) if cluster == self.ends.cluster else self._decode(received[cluster])
+                found = (own, own_averages) if cluster == self.ends.cluster else self._decode(received[cluster])
             momentum += np.float32(self.shares[cluster]) * found[0]
-            kept += np.float32(self.shares[cluster]) * found[1]
+            averages += np.float32(self.shares[cluster]) * found[1]
         if self._compresses and self.optimizer.servers:
             sizes = [end - begin for spans in zip(*self._list_spans(), strict=True) for begin, end in spans]
             momentum = self._compress_mean(momentum, sizes, self._mask)[1]
-        return momentum, kept
+        return momentum, averages
 
     def send_remaining(self) -> None:
         """Do nothing: all have the same weights after each step."""
 
     def receive_remaining(self) -> None:
-        """Do nothing: it was already verified that all have the same weights."""
+        """Receive nothing: it was already verified that all have the same weights."""
         self._synchronized_steps = self.steps
 
     @property
@@ -230,13 +235,15 @@ class OneBitRounds(ClusterSync):
         return f"{super().form} {type(self.optimizer).__name__}"
 
     def capture(self) -> Callable[[], dict[str, Any]]:
-        """Take a snapshot of the state: compression errors, and codec states."""
+        """Take a snapshot of the state: the numbers of steps and exchanges, compression errors, and the factors and the
+        mask of the frozen variance.
+        """
         arrays = {"error": self._error, "server": self._server_error, "mask": self._mask, "scales": self._scales}
         state = {"steps": self.steps, "met": self.round_count, **{name: each.copy() for name, each in arrays.items()}}
         return lambda: state
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Restore a state; slots keep the optimizer's current values."""
+        """Restore a state; weights and slots are restored as variables."""
         self.steps = self._synchronized_steps = int(state["steps"])
         self.round_count = int(state["met"])
         names = ("error", "server", "mask", "scales")
@@ -256,7 +263,8 @@ class OneBitRounds(ClusterSync):
         return FlatVariables([each.momentum for each in self.slots])
 
     @property
-    def _list_kept(self) -> FlatVariables:
+    def _averages(self) -> FlatVariables:
+        """The moving averages of layers."""
         trained = {id(each) for each in self.trained_variables}
         return FlatVariables([each for each in self.flat.variables if id(each) not in trained])
 
@@ -286,10 +294,10 @@ class OneBitRounds(ClusterSync):
     def _decode(self, data: Bytes) -> tuple[Numbers, Numbers]:
         total = self._momenta.total
         size = SCALE_BYTES * len(self._ends) + -(-total // 8) if self._compresses else 4 * total
-        kept = read_numbers(data[size:], self._list_kept.total)
+        averages = read_numbers(data[size:], self._averages.total)
         if not self._compresses:
-            return read_numbers(data[:size], total), kept
-        return restore_signs(data[:size], self._ends) * self._mask, kept
+            return read_numbers(data[:size], total), averages
+        return restore_signs(data[:size], self._ends) * self._mask, averages
 
     def _list_spans(self) -> list[list[tuple[int, int]]]:
         """The spans of numbers that each participant serves: one in each part that shares a scale."""
@@ -306,7 +314,7 @@ class OneBitRounds(ClusterSync):
         return data, decoded
 
     def _freeze(self) -> None:
-        """End the warm-up: entries without any gradient so far are kept, and errors start at zero."""
+        """End the warm-up: momenta whose variance is still 0 are masked from now on, and errors start at zero."""
         before = self._slots_before or []
         first = [np.asarray(slots[1]).reshape(-1) > 0 for slots in before]
         self._mask = np.concatenate(first).astype(np.float32)
@@ -318,9 +326,7 @@ class OneBitRounds(ClusterSync):
 
     # ------------------------------------------------------------------ the update
     def _make_update(self, momentum: Numbers) -> None:
-        """Compute new weights and slots from those before the step and the mean momentum,
-        identically in all clusters.
-        """
+        """Update weights and slots from those before the step and the mean momentum, identically in all clusters."""
         if self._update_function is None:
             self._update_function = tf.function(self._compute_update, autograph=False, reduce_retracing=True)
         weights = [

@@ -62,7 +62,7 @@ class CollectiveEnds(Ends):
         return [each.view(np.uint8)[: data.nbytes] for each in found]
 
     def count_sent(self) -> Mapping[str, LinkTotals]:
-        """The bytes sent to each other worker so far."""
+        """The totals of the links to the other workers, with what was sent by collectives."""
         return {name: sent + self._sent_counts[0] for name, sent in super().count_sent().items()}
 
     def _count_numbers(self, count: int, raw: int) -> None:
@@ -82,31 +82,31 @@ class MemberRounds(OneBitRounds):
 
     @staticmethod
     def count_bytes(optimizer: MomentumOptimizer, sizes: Sequence[int], participants: int) -> tuple[int, int]:
-        """The bytes that each worker sends to each other worker in a step."""
+        """The bytes that each worker sends to each other one in a step: in the warm-up, and after it."""
         _, signs = OneBitRounds.count_bytes(optimizer, sizes, participants)
         spans = list_spans([sum(sizes)] if optimizer.fused else list(itertools.accumulate(sizes)), participants)
         most, scales = max(map(_count_numbers, spans)), max(map(_count_filled, spans))
         there, back = (SCALE_BYTES * each + -(-most // 8) for each in (len(spans[0]), scales))
         return 8 * most, there + back if optimizer.servers else signs
 
-    def _send(self, data: Bytes, kept: Numbers) -> None:
+    def _send(self, data: Bytes, averages: Numbers) -> None:
         self._sent_bytes = data
-        self.ends.send_fragment(self.steps, 0, kept.view(np.uint8), kept.nbytes)
+        self.ends.send_fragment(self.steps, 0, averages.view(np.uint8), averages.nbytes)
 
-    def _average(self, own: Numbers, own_kept: Numbers) -> tuple[Numbers, Numbers]:
+    def _average(self, own: Numbers, own_averages: Numbers) -> tuple[Numbers, Numbers]:
         began = time.perf_counter()
         if self._compresses and not self.optimizer.servers:
             found = self.ends.gather(self._sent_bytes, own.nbytes)
             momentum = self._add_up([restore_signs(data, self._ends) * self._mask for data in found])
         else:
             momentum = self._average_parts(own)
-        received = {**self.ends.receive_fragments(self.steps, 0), self.ends.cluster: own_kept.view(np.uint8)}
+        received = {**self.ends.receive_fragments(self.steps, 0), self.ends.cluster: own_averages.view(np.uint8)}
         self.wait_seconds += time.perf_counter() - began
-        kept = []
+        averages = []
         for cluster, worker in self.ends.lead_workers.items():
             with name_sender(worker):
-                kept.append(read_numbers(received[cluster], own_kept.size))
-        return momentum, self._add_up(kept)
+                averages.append(read_numbers(received[cluster], own_averages.size))
+        return momentum, self._add_up(averages)
 
     def _average_parts(self, own: Numbers) -> Numbers:
         """The mean, of which each worker computes a part; `own` is this worker's momentum as decoded by others."""

@@ -30,37 +30,39 @@ _LEAVING_MESSAGE = "LEAVING"
 
 @dataclass
 class LeaveRequests:
-    """Requests of workers to leave, by the number of the program that they refer to, for all steps of a run. Links to
-    clusters that may be lost are skipped when they are (`absences`).
+    """The workers that were asked to leave, and the steps after which all leave for that, by the number of the program
+    that trains; there is one for all programs of a run. Links to clusters that may be lost are skipped when they are
+    (`absences`).
 
-    A worker announces its own request, or, if data take their way through another worker, asks that one to announce it.
+    A worker announces its own request, or, if data pass through another worker, asks that one to announce it. `_asked`
+    has the reasons by worker, as known to the one that announces them, and `_announced` what was announced.
     """
 
     worker: str
     links: Mapping[str, Link]
     absences: Absences = field(default_factory=Absences)
     _last_steps: dict[int, int] = field(default_factory=dict)
-    _reasons: dict[str, tuple[int, int, str]] = field(default_factory=dict)
+    _announced: dict[str, tuple[int, int, str]] = field(default_factory=dict)
     _asked: dict[str, str] = field(default_factory=dict)
 
     def ask(self, announcer: str, why: str) -> None:
-        """Ask the worker that announces requests, maybe this one, to announce that this worker was asked to leave."""
+        """Let the `announcer`, maybe this worker itself, announce that this worker was asked to leave, and why."""
         if self._asked.get(self.worker) != why:
             self._asked[self.worker] = why
             if announcer != self.worker:
                 self.links[announcer].post(build_message(_LEAVING_MESSAGE, program=0, step=0, why=why))
 
-    def announce(self, program: int, at: int) -> None:
-        """Announce that workers have asked to leave: all leave after this step of this program. Each is announced once,
-        and again if its reason changes while the step is the same.
+    def announce(self, program: int, step: int) -> None:
+        """Announce the workers that were asked to leave: all leave after this step of this program. Each is announced
+        once, and again if its reason changes while the step is the same.
         """
         for worker, why in self._asked.items():
-            known = self._reasons.get(worker)
-            if known is None or (known[:2] == (program, at) and known[2] != why):
+            known = self._announced.get(worker)
+            if known is None or (known[:2] == (program, step) and known[2] != why):
                 for peer, link in self.links.items():
                     with self.absences.tolerate(peer):
-                        link.post(build_message(_LEAVING_MESSAGE, program=program, step=at, why=why, worker=worker))
-                self._record(worker, program, at, why)
+                        link.post(build_message(_LEAVING_MESSAGE, program=program, step=step, why=why, worker=worker))
+                self._record(worker, program, step, why)
 
     def receive(self) -> None:
         """Collect what others announce and ask for. Raises if one of them has stopped."""
@@ -85,19 +87,20 @@ class LeaveRequests:
         """
         last = program, self._last_steps[program]
         exit_agreement.conclude_step(
-            {worker_name: why for worker_name, (*said, why) in self._reasons.items() if tuple(said) == last}
+            {worker: why for worker, (*at, why) in self._announced.items() if tuple(at) == last}
         )
 
-    def _record(self, worker_name: str, program: int, at: int, why: str) -> None:
-        self._last_steps[program] = min(at, self._last_steps.get(program, at))
-        self._reasons[worker_name] = program, at, why
+    def _record(self, worker: str, program: int, step: int, why: str) -> None:
+        self._last_steps[program] = min(step, self._last_steps.get(program, step))
+        self._announced[worker] = program, step, why
 
 
 @dataclass
 class LeaveAgreement:
-    """Agreement on leaving, for the steps of one program. `extra_rounds` is the maximum number of rounds by which
-    another cluster may be ahead. `announcer` is the worker that announces the requests of this one: itself, or the one
-    through which the data of all clusters pass, so that no data overtake its announcements.
+    """Agreement on leaving, for the steps of one program. Rounds have `every` steps, and `extra_rounds` is the maximum
+    number of rounds by which another cluster may be ahead. `announcer` is the worker that announces the requests of
+    this one: itself, or the one through which the data of all clusters pass, so that no data overtake its
+    announcements.
 
     No worker passes the end of the second next round (and `extra_rounds` more rounds) without having received earlier
     announcements: all leave there. If several workers are asked to leave, the first of these steps counts.
@@ -121,8 +124,8 @@ class LeaveAgreement:
             self.leave_requests.announce(self.program, steps + self.count_to_common(steps))
 
     def count_to_common(self, steps: int) -> int:
-        """The number of steps, after `steps`, until one that no cluster begins before it has received an announcement
-        of now.
+        """The number of steps, after `steps`, until one that no cluster begins before it has received what is announced
+        now.
         """
         return (steps // self.every + 2 + self.extra_rounds) * self.every - steps
 
@@ -133,8 +136,9 @@ class LeaveAgreement:
 
 @dataclass
 class LocalSgdRunner(Runner):
-    """Runner that runs a step of its clusters with an `inner` runner, and synchronises afterwards. `make` creates the
-    rounds of each local cluster at the first step. `interval_reason` is the reason for an interval that was chosen.
+    """Runner that runs a step of its clusters with an `inner` runner, and then what is due of their synchronisation.
+    `make` opens the rounds of each local cluster at the first step. `interval_reason` is the reason for an interval
+    that was chosen.
     """
 
     synchronizes_clusters = True
@@ -160,7 +164,9 @@ class LocalSgdRunner(Runner):
         return made
 
     def report(self, outcome: StepOutcome, cluster: str, seconds: float) -> StepOutcome:
-        """An outcome with the bytes between clusters since the previous step, and this cluster's progress."""
+        """The outcome of a step of these seconds, with the bytes between clusters since the previous step, and this
+        cluster's progress.
+        """
         before, self._sent_totals = self._sent_totals, count_sent(self.rounds)
         since = {name: now - before.get(name, LinkTotals()) for name, now in self._sent_totals.items()}
         links = {name: LinkReport(*sent.counts()) for name, sent in since.items()}
@@ -168,8 +174,8 @@ class LocalSgdRunner(Runner):
         return replace(outcome, seconds=seconds, links={**outcome.links, **links}, meetings=meetings)
 
     def _count_step(self, rounds: ClusterSync, seconds: float) -> MeetingsReport:
-        """The progress of a cluster relative to the others; time counts from the first synchronisation, as steps before
-        it include tracing.
+        """The totals of a cluster's steps and meetings, after a step of these seconds. Seconds count from the first
+        meeting, as steps before it include tracing.
         """
         if self._waited_seconds is None and rounds.round_count >= rounds.fragments:
             self._waited_seconds = rounds.wait_seconds
@@ -194,7 +200,7 @@ class OwnClusterRunner(LocalSgdRunner):
     settle: Callable[[], None] = field(kw_only=True)
 
     def count_to_common(self) -> int:
-        """The number of steps until one that no cluster begins before it has received an announcement of now."""
+        """The number of steps until one that no cluster begins before it has received what is announced now."""
         return self.leave_agreement.count_to_common(self.rounds[self.cluster].steps)
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
@@ -215,7 +221,7 @@ class OwnClusterRunner(LocalSgdRunner):
         own = select_own_rows(self.leaves, tensors, self.participants, self.cluster)
         outcome = self.inner.run(own if self.inner.takes_partial_inputs else unwrap_whole(self.leaves, own))
         rounds.send_due()
-        rounds.take()
+        rounds.apply_due()
         if self.leave_agreement.is_last_step(rounds.steps):
             self.settle()
             self.leave_agreement.leave_requests.leave(self.leave_agreement.program)
@@ -237,7 +243,10 @@ def select_own_rows(
 
 @dataclass
 class VariableCopies:
-    """The copies of a run's variables for all clusters except the first, by the variables' ids."""
+    """The variables of all clusters except the first, if one process runs all: copies of the model's variables, by the
+    ids of these. `last_values` are the values of the model's variables after the last step, and `seeds` the ids of
+    those that differ between clusters.
+    """
 
     copies_by_cluster: dict[str, dict[int, Any]] = field(default_factory=dict)
     last_values: dict[int, Any] = field(default_factory=dict)
@@ -254,15 +263,18 @@ class VariableCopies:
         return own
 
     def record_values(self, variables: Iterable[Any]) -> None:
-        """Record the values of the model's variables after a step."""
-        self.last_values.update({id(variable): variable.read_value() for variable in variables})
+        """Record the values of the model's variables, if they have copies: what differs from these values later was
+        written by the script.
+        """
+        if self.copies_by_cluster:
+            self.last_values.update({id(variable): variable.read_value() for variable in variables})
 
     def propagate_writes(self, variables: Iterable[Any], held: Mapping[int, Any] | None = None) -> None:
         """Propagate writes to the model's variables (a learning rate, a layer's weights) to all copies, because every
         process of a run makes these writes. Some variables have `held` values instead of the present ones, by their
         ids.
         """
-        for variable in variables:
+        for variable in variables if self.copies_by_cluster else ():
             before = None if id(variable) in self.seeds else self.last_values.get(id(variable))
             value = variable.read_value() if held is None else held.get(id(variable), variable.read_value())
             if before is not None and not _is_same(before.numpy(), value.numpy()):
@@ -280,7 +292,7 @@ class VariableCopies:
 
 @dataclass
 class AllClustersRunner(LocalSgdRunner):
-    """Runner that runs a step for each cluster in turn, in one process. Results are those of the first cluster, on its
+    """Runner that runs a step for each cluster in turn, in one process. Results are those of the first cluster, for its
     rows.
     """
 
@@ -302,7 +314,7 @@ class AllClustersRunner(LocalSgdRunner):
         for each in rounds.values():
             each.send_due()
         for each in rounds.values():
-            each.take()
+            each.apply_due()
         self.copies.record_values(self.variables.values())
         return self.report(outcome, first, time.perf_counter() - began)
 
@@ -327,5 +339,5 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def count_sent(rounds: Mapping[str, ClusterSync]) -> Mapping[str, LinkTotals]:
-    """The bytes that all clusters have sent so far, by link."""
+    """The totals of the links from these clusters to others, by link."""
     return {name: totals for each in rounds.values() for name, totals in each.ends.count_sent().items()}

@@ -66,28 +66,30 @@ class Rounds(ClusterSync):
         for fragment in self.table.sends(self.steps):
             self._send(fragment)
 
-    def take(self) -> None:
+    def apply_due(self) -> None:
         """Apply the fragments that are due now; waits for those that have not arrived."""
         for fragment in self.table.applies(self.steps):
-            self._take(fragment)
+            self._apply(fragment)
 
     def send_remaining(self) -> None:
         """Apply fragments in flight, then send all differences, because all clusters need the shared weights now."""
         if self.is_synchronized:
             return
         while self._in_flight:
-            self._take(self._in_flight[0].fragment)
+            self._apply(self._in_flight[0].fragment)
         for fragment in range(self.table.fragments):
             self._send(fragment)
 
     def receive_remaining(self) -> None:
         """Receive the differences, after which all clusters have bit-identical weights."""
         for sent in self._in_flight[:]:
-            self._take(sent.fragment, exactly=True)
+            self._apply(sent.fragment, exactly=True)
         self._synchronized_steps = self.steps
 
     def capture(self) -> Callable[[], dict[str, Any]]:
-        """Take a snapshot of the state; the sending and receiving threads add theirs after their earlier work."""
+        """Take a snapshot of the state. The compression errors and the states of the outer optimizer are those after
+        the exchanges in flight, whose results are part of the snapshot.
+        """
         plain = {
             "steps": self.steps,
             "when": self._round_number,
@@ -108,10 +110,9 @@ class Rounds(ClusterSync):
         return collect
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Restore a state; fragments in flight count as arrived."""
-        self.steps, self._round_number, self.round_count, self._synchronized_steps = (
-            int(state[name]) for name in ("steps", "when", "met", "told")
-        )
+        """Restore a state. Exchanges in flight at its snapshot are complete now, and are applied when they are due."""
+        self.steps, self.round_count, self._synchronized_steps = (int(state[name]) for name in ("steps", "met", "told"))
+        self._round_number = max(self._round_number, int(state["when"]))  # numbers of sent fragments are not used again
         self._shared = self._shared if state["shared"] is None else state["shared"]
         self.differences.resume(state["left"])
         self._states = dict(state["states"])
@@ -131,7 +132,7 @@ class Rounds(ClusterSync):
 
     @property
     def missed(self) -> Mapping[str, float]:
-        """The number of exchanges of all weights that each cluster has missed so far, if any."""
+        """How many exchanges of all weights each cluster has missed so far, by name, without those that missed none."""
         return {cluster: count / max(1, self.fragments) for cluster, count in sorted(self._missed_counts.items())}
 
     def restart(self) -> None:
@@ -160,7 +161,7 @@ class Rounds(ClusterSync):
         return list_ranges(self.flat.total, self.table.fragments)
 
     @property
-    def _read_known(self) -> Numbers:
+    def _shared_weights(self) -> Numbers:
         if self._shared is None:
             self.begin()
         return self._shared if self._shared is not None else np.zeros(0, np.float32)
@@ -170,7 +171,7 @@ class Rounds(ClusterSync):
         if where[0] == where[1]:
             return
         own = self.flat.read(where)
-        difference = self._read_known[slice(*where)] - own
+        difference = self._shared_weights[slice(*where)] - own
         self._round_number += 1
         sent = self._sending.submit(self._send_difference, self._round_number, fragment, difference)
         averaged = self._receiving.submit(self._average_differences, self._round_number, fragment, sent)
@@ -182,13 +183,13 @@ class Rounds(ClusterSync):
         return there
 
     def _average_differences(self, round_number: int, fragment: int, sent: Future[Numbers]) -> Averaged:
-        """Receive the differences of all clusters that take part, average them and apply the outer optimizer: the new
-        shared weights of a fragment.
+        """The new shared weights of a fragment: receives the differences of all clusters that take part, and applies
+        the outer optimizer to their mean.
         """
         where = self._ranges[fragment]
         size = where[1] - where[0]
         own = sent.result()
-        before = self._read_known[slice(*where)]
+        before = self._shared_weights[slice(*where)]
         received = self.ends.receive_fragments(round_number, fragment, lambda: google_crc32c.value(before.tobytes()))
         decoded = {}
         for cluster, data in received.items():
@@ -204,7 +205,10 @@ class Rounds(ClusterSync):
         shared, self._states[fragment] = self.outer.update(before, mean, state)
         return Averaged(shared, self.ends.absent)
 
-    def _take(self, fragment: int, *, exactly: bool = False) -> None:
+    def _apply(self, fragment: int, *, exactly: bool = False) -> None:
+        """Wait for the exchange of a fragment in flight, if there is one, and apply it: add the difference between the
+        new shared weights and the sent ones, or set the shared weights `exactly`.
+        """
         place = next((n for n, sent in enumerate(self._in_flight) if sent.fragment == fragment), None)
         if place is None:
             return
@@ -214,7 +218,7 @@ class Rounds(ClusterSync):
         self.wait_seconds += time.perf_counter() - began
         del self._in_flight[place]
         where = self._ranges[fragment]
-        self._read_known[slice(*where)] = shared
+        self._shared_weights[slice(*where)] = shared
         if exactly or self.table.delay == 0:
             self.flat.write(where, shared)
         else:

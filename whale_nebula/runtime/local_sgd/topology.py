@@ -40,10 +40,9 @@ program.
 
 @dataclass(frozen=True)
 class Ends:
-    """One worker's ends of the exchange. `lead_workers` are the first workers by cluster, in the order of adding
-    differences.
-
-    `mates` are the other workers of its own cluster: they hold the same weights, so these are not sent to them.
+    """One worker's ends of the exchange. `lead_workers` are the first workers by cluster, in the order in which
+    differences are added. `mates` are the other workers of its own cluster, to which the first passes on what it
+    receives. `number` distinguishes the rounds of a run.
     """
 
     worker: str
@@ -80,14 +79,14 @@ class Ends:
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """The clusters that did not take part in the last exchange."""
+        """The clusters that do not take part since the last exchange."""
         return ()
 
     def receive_fragments(
         self, round_number: int, fragment: int, compute_digest: Callable[[], int] = lambda: 0
     ) -> Mapping[str, Bytes]:
-        """Receive a message from each other cluster, by name. `compute_digest` gives a checksum of the shared weights,
-        for ends that compare it.
+        """Receive a fragment from each other cluster that takes part, by name. `compute_digest` gives a checksum of the
+        shared weights, for ends that compare it.
         """
         if not self.is_lead:
             lead, here = self.lead_workers[self.cluster], self.worker
@@ -122,21 +121,21 @@ class Ends:
             self._send(self._key(round_number, 0, self.cluster, self.worker, self.server), data, raw)
 
     def pull(self, round_number: int) -> Bytes:
-        """Receive the server's answer; the cluster's first worker passes it on to the others."""
+        """Receive the server's answer; the cluster's first worker passes it on to its other workers."""
         source = self.server if self.is_lead else self.lead_workers[self.cluster]
         data = np.asarray(self._receive(self._key(round_number, 0, "", source, self.worker)))
         self.forward_answer(round_number, data)
         return data
 
     def forward_answer(self, round_number: int, data: Bytes) -> None:
-        """Send the server's answer to the others of this cluster."""
+        """Send the server's answer to the other workers of this cluster, if this is its first."""
         for mate in self.mates if self.is_lead else ():
             self._send(self._key(round_number, 0, "", self.worker, mate), data, data.nbytes)
 
-    def receive_push(self, round_number: int, cluster: str, deadline: float) -> Bytes:
-        """Receive a cluster's difference, on the server."""
+    def receive_push(self, round_number: int, cluster: str, seconds: float) -> Bytes:
+        """Receive a cluster's difference, on the server, within these seconds."""
         key = self._key(round_number, 0, cluster, self.lead_workers[cluster], self.worker)
-        return np.asarray(self.links[key.source].receive(key, deadline))
+        return np.asarray(self._receive(key, seconds))
 
     def answer(self, round_number: int, cluster: str, data: Bytes, raw: int) -> None:
         """Send a cluster the server's answer to its push."""
@@ -160,7 +159,7 @@ class Ends:
         return Key("round", self.program, round_number, place, -1, fragment, source, destination)
 
     def count_sent(self) -> Mapping[str, LinkTotals]:
-        """The bytes sent to each other cluster so far, by link."""
+        """The totals of the links to the other clusters, by the names of both clusters."""
         return {f"{self.cluster}->{cluster}": self.links[first].totals() for cluster, first in self.others.items()}
 
 
@@ -230,16 +229,14 @@ class Participants(NamedTuple):
         return next(name for name, workers in self.workers.items() if run.here().worker in workers)
 
     def rows(self, cluster: str, rows: int) -> tuple[int, int]:
-        """The range of a batch's rows for a cluster; if the batch has too few rows, all clusters
-        compute all of them.
-        """
+        """The range of a batch's rows for a cluster; if there are fewer rows than clusters, each gets all of them."""
         if rows < len(self.speeds):
             return 0, rows
         return share_rows(rows, tuple(self.speeds.values()))[self.names.index(cluster)]
 
 
 def find_participants(local_sgd: LocalSgd, run: Run) -> Participants:
-    """The clusters of the layout; if it names none, all clusters of the run."""
+    """The clusters of the layout that `nb.cluster` names; if it names none, all clusters of the run."""
     names = local_sgd.clusters or tuple(run.config.clusters) or tuple(dict.fromkeys(run.workers.values())) or (LOCAL,)
     if not run.alone and run.here().cluster not in names:
         raise ConfigError(
@@ -304,26 +301,26 @@ class Differences:
     [0.06..., 0.0, 0.00...]
     """
 
-    way: Encoding
+    encoding: Encoding
     _residues: dict[int, Numbers] = field(default_factory=dict)
 
     def encode(self, fragment: int, numbers: Numbers) -> tuple[Bytes, Numbers]:
         """The bytes to send, and their decoded values."""
-        if not self._codec(numbers.size) and not self.way.zstd:
+        if not self._codec(numbers.size) and not self.encoding.zstd:
             return numbers.view(np.uint8), numbers
         wanted = numbers + self._residues[fragment] if fragment in self._residues else numbers
-        made = (self._codec(numbers.size) or PLAIN).compress(tf.convert_to_tensor(_rows(wanted)))
-        data = write_payload(Payload(made.data), zstd=self.way.zstd)
+        made = (self._codec(numbers.size) or PLAIN).compress(tf.convert_to_tensor(_to_matrix(wanted)))
+        data = write_payload(Payload(made.data), zstd=self.encoding.zstd)
         there = self.decode(data, numbers.size)
         self._residues[fragment] = wanted - there
         return data, there
 
     def decode(self, data: Bytes, size: int) -> Numbers:
         """Decode `size` numbers."""
-        if not self._codec(size) and not self.way.zstd:
+        if not self._codec(size) and not self.encoding.zstd:
             return read_numbers(data, size)
         dims = find_dims(size)
-        payload = read_payload(data, dims[0], 0, 4 * dims[0] * dims[1] + _EXTRA_BYTES, zstd=self.way.zstd)
+        payload = read_payload(data, dims[0], 0, 4 * dims[0] * dims[1] + _EXTRA_BYTES, zstd=self.encoding.zstd)
         found, _ = (self._codec(size) or PLAIN).restore(payload.data, dims, "float32")
         return np.asarray(found, np.float32).reshape(-1)[:size]
 
@@ -341,7 +338,7 @@ class Differences:
         self._residues.clear()
 
     def _codec(self, size: int) -> Codec | None:
-        return choose_codec(self.way.codec, "float32", find_dims(size))
+        return choose_codec(self.encoding.codec, "float32", find_dims(size))
 
 
 @contextlib.contextmanager
@@ -382,7 +379,7 @@ def count_encoded_bytes(codec: str, count: int) -> int:
     return 4 * count if used is None else nbytes(used.arrays(dims, "float32"))
 
 
-def _rows(numbers: Numbers) -> Numbers:
+def _to_matrix(numbers: Numbers) -> Numbers:
     dims = find_dims(numbers.size)
     padded = np.zeros(dims, np.float32)
     padded.reshape(-1)[: numbers.size] = numbers
@@ -448,21 +445,18 @@ class FlatVariables:
 
 
 _SEED_SUFFIX = "seed_generator_state"
-
-
 _STRIDE = 0x3779B9  # the difference of the seeds of two clusters
 
 
 def find_weights(program: Program, variables: Mapping[str, Any], models: Iterable[Any]) -> Mapping[str, Any]:
-    """The trained weights, and the moving averages of layers of these models, ordered by path.
-
-    Optimizer slots and metrics are not included.
+    """The trained weights of a step, and the moving averages of layers of these models, by path in its order, without
+    optimizer slots and metrics.
     """
-    asked_for = {op for request in program.requests for op in request.origins}
-    trained = {program.variable_ops[op].path for op in asked_for & program.variable_ops.keys()}
-    kept = {id(getattr(each, "value", each)) for model in models for each in model.non_trainable_weights}
-    asked = {path for path, variable in variables.items() if path in trained or id(variable) in kept}
-    return {path: variables[path] for path in sorted(asked) if variables[path].dtype.is_floating}
+    origins = {op for request in program.requests for op in request.origins}
+    trained = {program.variable_ops[op].path for op in origins & program.variable_ops.keys()}
+    averages = {id(getattr(each, "value", each)) for model in models for each in model.non_trainable_weights}
+    paths = {path for path, variable in variables.items() if path in trained or id(variable) in averages}
+    return {path: variables[path] for path in sorted(paths) if variables[path].dtype.is_floating}
 
 
 def find_seeds(variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -506,7 +500,7 @@ class ClusterSync(ABC):
         """After a step: send what is due."""
 
     @abstractmethod
-    def take(self) -> None:
+    def apply_due(self) -> None:
         """Apply what is due now; waits for messages that have not arrived."""
 
     @abstractmethod
@@ -524,12 +518,12 @@ class ClusterSync(ABC):
 
     @property
     def fragments(self) -> int:
-        """The number of exchanges in which all weights are sent once."""
+        """The number of exchanges by which all weights are sent once."""
         return 1
 
     @property
     def missed(self) -> Mapping[str, float]:
-        """The number of exchanges of all weights that each cluster has missed so far, if any."""
+        """How many exchanges of all weights each cluster has missed so far, by name, without those that missed none."""
         return {}
 
     def join(self, state: Mapping[str, Any]) -> None:
@@ -560,7 +554,7 @@ class ClusterSync(ABC):
         """Restore a captured state; the shared weights are those of `begin`."""
 
     def restart(self) -> None:
-        """Reset the state, because the weights were replaced by the same ones in all clusters."""
+        """Continue from the current weights, which were replaced by the same ones in all clusters."""
         if self._shared is not None:
             self._shared = self._read_all()
             self.differences.forget()

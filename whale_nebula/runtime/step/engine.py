@@ -353,15 +353,15 @@ def make_engine(
             cluster_copy.check(cut)
     if not run.alone and (cluster_copy is None or cluster_copy.mates):
         runner = _make_distributed(captured, cut, run, name, xla, lazy, written, cluster_copy, functions)
-        runner = runner if cluster_copy is None else cluster_copy.make_own_runner(runner)
+        runner = runner if cluster_copy is None else cluster_copy.wrap_runner(runner)
         return Engine(name, captured, cut, runner, run.ledger.session.worker, notes=notes, xla=xla, plan_watch=watch)
     worker = given.workers[0].name
     if cluster_copy is not None:
-        cluster_copy.make_emulated_runner()
+        cluster_copy.initialize_variables()
 
     def choose(xla: Xla | None = None) -> Runner:
         inner = _make_runner(captured, cut, run, call, layout, xla, worker, functions)
-        return inner if cluster_copy is None else cluster_copy.make_own_runner(inner)
+        return inner if cluster_copy is None else cluster_copy.wrap_runner(inner)
 
     return Engine(
         name, captured, cut, choose(xla), worker, notes=notes, xla=xla, without_xla=choose if jit else None,

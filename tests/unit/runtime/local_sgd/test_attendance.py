@@ -58,7 +58,7 @@ class DecidedClusters:
             each.flat.add((0, SIZE), moves[name])
         self.send()
         for each in self.rounds.values():
-            each.take()
+            each.apply_due()
 
     def send(self) -> None:
         for each in self.rounds.values():
@@ -170,7 +170,7 @@ def test_cluster_that_may_not_miss_a_meeting_ends_the_others(made: list[DecidedC
     for name in ("b", "c"):
         with pytest.raises(Exception, match="worker 'a/0' failed: killed"):
             made[0].rounds[name].send_due()
-            made[0].rounds[name].take()
+            made[0].rounds[name].apply_due()
 
 
 def test_different_shared_weights_are_refused(made: list[DecidedClusters]) -> None:
@@ -202,9 +202,9 @@ def test_of_two_members_that_cannot_reach_each_other_the_later_one_ends(made: li
             raise LinkClosedError(f"worker '{other}/0' is gone")
     time.sleep(0.2)
     made[0].send()
-    made[0].rounds["b"].take()
+    made[0].rounds["b"].apply_due()
     with pytest.raises(LinkClosedError, match="worker 'b/0' is gone"):
-        made[0].rounds["c"].take()
+        made[0].rounds["c"].apply_due()
 
 
 def test_decider_that_is_late_may_wait_for_a_lost_cluster_too(made: list[DecidedClusters]) -> None:
@@ -214,7 +214,7 @@ def test_decider_that_is_late_may_wait_for_a_lost_cluster_too(made: list[Decided
     time.sleep(0.5)
     made[0].rounds["a"].send_due()  # b is silent
     for name in ("a", "c"):
-        made[0].rounds[name].take()
+        made[0].rounds[name].apply_due()
         assert made[0].noted[name] == [("b",)]
 
 
@@ -222,7 +222,7 @@ def test_silent_clusters_cost_one_patience_together(made: list[DecidedClusters])
     made.append(DecidedClusters(Timetable(1, 1, 0), Average(), patience=1.0))
     began = time.monotonic()
     made[0].rounds["a"].send_due()
-    made[0].rounds["a"].take()
+    made[0].rounds["a"].apply_due()
     assert time.monotonic() - began < 1.9 and made[0].noted["a"] == [("b", "c")]
 
 

@@ -27,7 +27,7 @@ from whale_nebula.runtime.local_sgd.topology import Differences, Ends, FlatVaria
 from whale_nebula.schedule.rounds import GRAIN, Timetable
 from whale_nebula.transport import MemoryNetwork
 
-WAYS = ["none", "fp16", "int8", "int4", "topk(0.1) >> int8", "topk(0.1)", "int4, zstd"]
+WAYS = ["none", "fp16", "int8", "int4", "topk(0.1) >> int8", "topk(0.1)", "int4, zstd", "topk(0.9), zstd"]
 CLUSTERS = ("a", "b", "c")
 
 
@@ -119,7 +119,7 @@ class ClusterGroup:
         for each in self.rounds:
             each.send_due()
         for each in self.rounds:
-            each.take()
+            each.apply_due()
 
     def settle(self) -> None:
         for each in self.rounds:
@@ -242,7 +242,7 @@ class TestRounds:
             each.send_due()
         c.ends.send_fragment(1, 0, one, 4)
         with pytest.raises(RemoteProtocolError, match=r"received 4 bytes of weights instead of \d+(.|\n)*'c/0'"):
-            a.take()
+            a.apply_due()
 
     def test_failed_cluster_ends_an_exchange_in_which_another_is_awaited(self, open_groups: list[ClusterGroup]) -> None:
         """What has arrived from a cluster before it failed is used."""
@@ -251,27 +251,61 @@ class TestRounds:
         c.send_due()
         c.ends.links["a/0"].fail({"what": "it has ended"}, last=True)
         threading.Timer(1.0, b.send_due).start()
-        a.take()
+        a.apply_due()
         a.send_due()
         begin = time.monotonic()
         with pytest.raises(RemoteFailureError, match="it has ended"):
-            a.take()
+            a.apply_due()
         assert time.monotonic() - begin < a.ends.patience / 2
+
+
+def open_server() -> Server:
+    """The server of two clusters, with three weights."""
+    links = {"b/0": MemoryNetwork().link("a/0", "b/0", "a", "b")}
+    ends = Ends("a/0", "a", {"a": "a/0", "b": "b/0"}, links, 10.0)
+    server = Server(ends, parse_encoding("none"), {"a": 0.5, "b": 0.5}, staleness=1)
+    server.begin(numbers(3))
+    return server
 
 
 class TestServer:
     @pytest.mark.parametrize("size", [0, 1, 2, 4])
     def test_difference_of_another_size_is_refused_with_its_sender(self, size: int) -> None:
-        network = MemoryNetwork()
-        server = Server(
-            Ends("a/0", "a", {"a": "a/0", "b": "b/0"}, {"b/0": network.link("a/0", "b/0", "a", "b")}, 10.0),
-            parse_encoding("none"),
-            {"a": 0.5, "b": 0.5},
-            staleness=1,
-        )
-        server.begin(numbers(3))
+        server = open_server()
         with pytest.raises(RemoteProtocolError, match=r"bytes of weights instead of 12(.|\n)*'b/0'"):
-            server.take("b", 1, np.zeros(size, np.float32).view(np.uint8), last=False)
+            server.apply_push("b", 1, np.zeros(size, np.float32).view(np.uint8), last=False)
+        server.close()
+
+    def test_push_after_a_synchronisation_does_not_change_its_result(self) -> None:
+        """A faster cluster pushes again before a slower one has received the weights of the synchronisation."""
+        server = open_server()
+        received: list[np.ndarray] = []
+        last = np.float32([1, 2, 3]).view(np.uint8)
+        slow = threading.Thread(target=lambda: received.append(server.apply_push("a", 1, last, last=True)))
+        with server._condition:
+            slow.start()
+            server._condition.wait_for(lambda: server._rounds["a"] == float("inf"))
+            received.append(server.apply_push("b", 1, last, last=True))
+            server.apply_push("b", 2, np.float32([8, 8, 8]).view(np.uint8), last=False)
+        slow.join()
+        assert received[0].tobytes() == received[1].tobytes()
+        assert server.shared is not None
+        np.testing.assert_allclose(server.shared, received[0].view(np.float32) - 4.0, rtol=1e-6)
+        server.close()
+
+    @pytest.mark.parametrize("early", [False, True])
+    def test_push_before_the_server_restarts_stays_in_effect(self, early: bool) -> None:
+        """A cluster that has replaced its weights earlier than the server pushes a difference from the new ones."""
+        server, fresh, move = open_server(), numbers(3, 5), np.float32([1, 0, -1])
+        answer = np.zeros(3, np.float32)
+        if early:
+            answer = server.apply_push("b", 1, move.view(np.uint8), last=False).view(np.float32)
+        server.reset(fresh)
+        expected = fresh - 0.5 * move if early else fresh
+        assert server.shared is not None
+        np.testing.assert_allclose(server.shared, expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(server._known_weights["b"], fresh + answer, rtol=1e-5, atol=1e-6)
+        assert server._known_weights["a"].tobytes() == fresh.tobytes()
         server.close()
 
     def test_cluster_that_pushes_nothing_is_named_in_the_deadline_error(self) -> None:
@@ -282,11 +316,11 @@ class TestServer:
         server = Server(Ends("a/0", "a", lead_workers, links, 0.05), parse_encoding("none"), shares, staleness=1)
         server.begin(numbers(3))
         push = np.zeros(3, np.float32).view(np.uint8)
-        server.take("b", 1, push, last=False)
-        server.take("a", 1, push, last=False)
+        server.apply_push("b", 1, push, last=False)
+        server.apply_push("a", 1, push, last=False)
         for push_last in (False, True):
             with pytest.raises(DeadlineError, match=r"worker 'a/0' waited 0\.05 s for worker 'c/0'"):
-                server.take("a", 2, push, last=push_last)
+                server.apply_push("a", 2, push, last=push_last)
         server.close()
 
     def test_patience_counts_from_the_last_push_of_any_cluster(self) -> None:
@@ -314,7 +348,7 @@ class TestServer:
                 return round_count()
 
         server._condition = cast(threading.Condition, Steps())
-        server.take("a", 1, push, last=True)
+        server.apply_push("a", 1, push, last=True)
         assert len(waits) == 6
         server.close()
 

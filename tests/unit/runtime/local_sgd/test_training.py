@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -94,6 +95,25 @@ def test_rows_are_divided_by_configured_speeds() -> None:
         assert int(step(X[:12], Y[:12])["rows"]) == 8
 
 
+def test_restored_model_trains_as_in_a_new_run(tmp_path: Path) -> None:
+    """Also the copies of other clusters and the outer optimizer begin anew, and an exchange in flight has no effect."""
+    keras.utils.clear_session(free_memory=False)
+    saved, found = model("adam", eager=True), []
+    saved.train_on_batch(X, Y)
+    nb.save(tmp_path, saved)
+    for trains_before in (True, False):
+        nb.shutdown()
+        keras.utils.clear_session(free_memory=False)
+        ours = model("adam")
+        with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=2, outer="nesterov", delay=1):
+            if trains_before:
+                fit(ours, epochs=1)
+            nb.restore(tmp_path, ours)
+            fit(ours, epochs=1)
+        found.append(ours.get_weights())
+    close(*found)
+
+
 @pytest.mark.grid
 @pytest.mark.parametrize(
     ("compress", "options"),
@@ -128,7 +148,7 @@ def test_compress_inside_replica_equals_compress_around_it() -> None:
         ours.get_weights()  # so the last meeting is over, and all was sent
         [rounds] = current_run().rounds.list_rounds()
         sent = [{name: totals.bytes for name, totals in each.ends.count_sent().items()} for each in rounds.values()]
-        found.append(({str(each.differences.way) for each in rounds.values()}, sent))
+        found.append(({str(each.differences.encoding) for each in rounds.values()}, sent))
     assert found[0] == found[1] and found[0][0] == {"int8"}
 
 
@@ -328,7 +348,7 @@ def test_changed_options_take_effect_at_the_next_fit() -> None:
     with nb.cluster(["gpu", "npu"]), nb.compress(int8=True), nb.replica(sync_every=2, outer="nesterov"):
         fit(ours)
         [known] = current_run().rounds._rounds_by_weights.values()
-        assert [(each.table.every, each.outer, str(each.differences.way)) for each in known.values()] == [
+        assert [(each.table.every, each.outer, str(each.differences.encoding)) for each in known.values()] == [
             (2, nb.outer.Nesterov(), "int8")
         ] * 2
         assert len(list_digests()) == 1
