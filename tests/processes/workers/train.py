@@ -341,8 +341,7 @@ def train_local_sgd(folder: str, *ways: str) -> None:
     first = nb.here().worker == "c0/0"
     for way in ways:
         model = train_model_by_local_sgd(way, 1 if first else 2)
-        path = Path(folder) / f"{way}.weights.h5"
-        model.save_weights(path)
+        model.save_weights(path := Path(folder) / f"{way}.weights.h5")
         with nb.gathered():
             saved = digest_tensors(model.get_weights())
         model.set_weights([np.zeros_like(weight) for weight in model.get_weights()])
@@ -362,6 +361,7 @@ def train_local_sgd(folder: str, *ways: str) -> None:
         step(tf.ones((6, 1)))
     with nb.gathered():
         report_value("loop", float(weight.numpy()[0]).hex())
+    report_value("lead", nb.here().lead)
 
 
 def train_momentum_exchange(steps: str, *kinds: str) -> None:
