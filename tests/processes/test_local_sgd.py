@@ -64,6 +64,10 @@ def test_auto_interval_is_the_same_in_all_workers(three_workers: FinishedRun) ->
     assert "chosen by sync_every='auto': an exchange takes" in three_workers.get_common("auto chosen")
 
 
+def test_first_worker_of_the_last_cluster_leads(three_workers: FinishedRun) -> None:
+    assert three_workers.get_all("lead") == [False, False, True]
+
+
 def test_custom_loop_starts_from_the_first_workers_weights(three_workers: FinishedRun) -> None:
     missing = 1.0  # of the weight to be 1; a step on n rows of ones takes 0.2 n of it away
     for _ in range(2):

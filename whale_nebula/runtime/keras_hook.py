@@ -60,6 +60,8 @@ def make_function(kind: str, original: Original, model: Any, force: bool) -> Any
         _set_function(kind, original, model, force, inside)
     if inside or has_scopes(model):
         _prepare_loop(model)
+    else:
+        _synchronize_weights(model)
     if kind == "train":
         _watch_fit(model)
     return getattr(model, attribute)
@@ -87,6 +89,13 @@ def _prepare_loop(model: Any) -> None:
         from whale_nebula.runtime.variables.reads import make_callbacks_collective
 
         make_callbacks_collective()
+
+
+def _synchronize_weights(model: Any) -> None:
+    """Under local SGD, end the round if a model without scopes has weights that all clusters train."""
+    run = find_open_run()
+    if run is not None and run.rounds is not None and run.rounds.trains_any(model.weights):
+        run.settle()
 
 
 def _watch_fit(model: Any) -> None:

@@ -342,7 +342,8 @@ def train_local_sgd(folder: str, *ways: str) -> None:
         path, file = f"{folder}/{way}", f"{folder}/{way}.weights.h5"
         model.save_weights(file)
         nb.save(path, model)
-        saved = digest_tensors(model.get_weights())
+        with nb.gathered():
+            saved = digest_tensors(model.get_weights())
         loads = {"loaded": partial(model.load_weights, file), "restored": partial(nb.restore, path, model)}
         for name, load in loads.items():
             model.set_weights([np.zeros_like(weight) for weight in model.get_weights()])
@@ -362,6 +363,7 @@ def train_local_sgd(folder: str, *ways: str) -> None:
         step(tf.ones((6, 1)))
     with nb.gathered():
         report_value("loop", float(weight.numpy()[0]).hex())
+    report_value("lead", nb.here().lead)
 
 
 def train_momentum_exchange(steps: str, *kinds: str) -> None:

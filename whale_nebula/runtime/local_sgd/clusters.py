@@ -7,7 +7,7 @@ after writes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -113,6 +113,11 @@ class OpenRounds:
     def list_rounds(self) -> list[Mapping[str, ClusterSync]]:
         """The rounds of each set of weights, by the clusters that are in this process."""
         return list(self._rounds_by_weights.values())
+
+    def trains_any(self, variables: Iterable[Any]) -> bool:
+        """Whether the clusters train any of these variables."""
+        trained = frozenset[int]().union(*self._rounds_by_weights)
+        return any(id(getattr(each, "value", each)) in trained for each in variables)
 
     def read_shared(self) -> dict[int, Numbers]:
         """The weights that all clusters share, by the ids of the variables of this process."""

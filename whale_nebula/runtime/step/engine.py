@@ -386,8 +386,9 @@ def find_held_layouts(captured: Captured, run: Run) -> dict[int, Layout]:
 
 def prepare_compilation(captured: Captured, run: Run, *, follows_inputs: bool = False) -> Compilation:
     """The input of the passes for a captured step, once the run's clusters are connected."""
-    stages = captured.program.stages
-    run.register_clusters([stage.cluster for stage in stages], {stage.cluster: stage.where for stage in stages})
+    stages, apart = captured.program.stages, captured.program.local_sgd is not None and not run.alone
+    clusters = list(run.workers.values()) if apart else [stage.cluster for stage in stages]
+    run.register_clusters(clusters, {stage.cluster: stage.where for stage in stages})
     operations = order_operations(captured.graph.get_operations())
     workers, config = tuple(_place_workers(captured, run)), run.config
     held = {} if run.alone else find_held_layouts(captured, run)

@@ -21,9 +21,7 @@ from whale_nebula.scopes.frames import open_frames
 from whale_nebula.tf import keras_training
 
 WRITES = ("save", "save_weights", "export")
-_MEETING_READS = (
-    "get_weights", "save", "save_weights", "export", "evaluate", "predict", "test_on_batch", "predict_on_batch",
-)  # fmt: skip
+_MEETING_READS = ("get_weights", "save", "save_weights", "export")
 _MEETING_WRITES = ("set_weights", "load_weights")
 _TRAINS = ("fit", "train_on_batch")
 """Methods that train with local SGD inside the scopes, and write the same values in every process outside them."""

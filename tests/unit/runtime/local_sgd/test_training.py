@@ -276,6 +276,15 @@ def test_evaluate_outside_the_scopes_uses_the_averaged_weights() -> None:
     np.testing.assert_allclose(found, plain.evaluate(X, Y, verbose=0), rtol=1e-5)
 
 
+def test_another_model_with_the_same_weights_uses_the_averaged_ones() -> None:
+    ours = model()
+    with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=1000):
+        fit(ours)
+    found = keras.Model(ours.inputs, ours.layers[1].output).predict(X, verbose=0)
+    kernel, bias = ours.get_weights()[:2]
+    close(found, np.tanh(X @ kernel + bias))
+
+
 def test_values_assigned_between_steps_hold_in_all_clusters() -> None:
     ours = model()
     with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=1000):
