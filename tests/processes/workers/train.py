@@ -315,11 +315,8 @@ def train_model_by_local_sgd(way: str, seed: int = 1, **options: Any) -> keras.M
     plain, one_bit = keras.optimizers.SGD(0.002, momentum=0.9), OneBitLamb(0.01, freeze_step=3)
     model.compile(one_bit if way == "1bit" else plain, "mse")
     fit_options = {**FIT_OPTIONS, "epochs": 2, "validation_data": (LOCAL_SGD_X, LOCAL_SGD_Y), **options}
-    with (
-        nb.cluster(),
-        contextlib.nullcontext() if way == "1bit" else nb.compress(int4=True),
-        nb.replica(**LOCAL_SGD_OPTIONS[way]),
-    ):
+    compress = contextlib.nullcontext() if way == "1bit" else nb.compress(int4=True)
+    with nb.cluster(), compress, nb.replica(**LOCAL_SGD_OPTIONS[way]):
         logs = model.fit(LOCAL_SGD_X, LOCAL_SGD_Y, **fit_options).history
         meetings = nb.last_report(f"{model.name}.train_step").meetings
     report_value(f"{way} meetings", None if meetings is None else [list(meetings.others), meetings.steps])
