@@ -136,7 +136,7 @@ def test_stage_created_before_init_gets_a_specific_fix() -> None:
 
 
 def test_unscoped_step_needs_no_configured_cluster() -> None:
-    nb.init(CLUSTERS).meet(["local"], {"local": ""})
+    nb.init(CLUSTERS).register_clusters(["local"], {"local": ""})
 
 
 def test_config_without_clusters_admits_any() -> None:
@@ -227,21 +227,21 @@ def create_worker_run(has_one_launcher: bool, *clusters: str) -> Run:
 
 def test_cluster_misspelt_on_the_command_line_gets_a_fix() -> None:
     with pytest.raises(nb.errors.ConfigError, match="no process runs cluster 'beta'") as caught:
-        create_worker_run(True, "alpha", "gamma").meet(["alpha", "beta"], {"beta": "train.py:3"})
+        create_worker_run(True, "alpha", "gamma").register_clusters(["alpha", "beta"], {"beta": "train.py:3"})
     assert "alpha/0, gamma/0, and no stage is on cluster 'gamma'" in caught.value.why
     assert caught.value.mend.startswith("whale-nebula run --all --clusters alpha,beta, or ")
 
 
 def test_cluster_without_a_worker_gets_another_fix() -> None:
     with pytest.raises(nb.errors.ConfigError, match="no process runs cluster 'beta'") as caught:
-        create_worker_run(False, "alpha", "gamma").meet(["alpha", "gamma", "beta"])
+        create_worker_run(False, "alpha", "gamma").register_clusters(["alpha", "gamma", "beta"])
     assert "no stage is on" not in caught.value.why
     assert caught.value.mend == "start a worker of 'beta', or name another cluster in the stage"
 
 
 def test_step_without_a_cluster_gets_its_own_error() -> None:
     with pytest.raises(nb.errors.ConfigError, match="a step names no cluster") as caught:
-        create_worker_run(True, "alpha", "gamma").meet(["local"])
+        create_worker_run(True, "alpha", "gamma").register_clusters(["local"])
     assert caught.value.mend == 'put its operations into stages: with nb.stage(cluster="alpha"): ...'
 
 

@@ -93,10 +93,8 @@ class Run:
     a text for each worker, the same for those with this one's host and folder. `source` is the path of the config, and
     `site` the line that opened the run. `compares_rows` is true if `ids` names an input of a program. `channels` are
     the states of codecs, and `models` the models to which they belong. `decisions` are those of the planner,
-    `measured_links` and `measured_collectives` what it has measured, `intervals` those of local SGD that were chosen,
-    with the variables that they are for, and `length_choices` those of curricula. `rounds` are the open exchanges of
-    local SGD, `data` has readers of datasets, and `traces` are those in the background. `closers` are called at the
-    end.
+    `intervals` those of local SGD that were chosen, with the variables that they are for, and `length_choices` those of
+    curricula. `rounds` are the open exchanges of local SGD. `closers` are called at the end.
     """
 
     config: Config
@@ -171,10 +169,8 @@ class Run:
         """The number of workers of each configured cluster that takes part, or of each cluster with processes if none
         are configured.
         """
-        running = list(self.workers.values())
-        listed = {
-            name: len(each.workers) for name, each in self.config.clusters.items() if name not in self.replacements
-        }
+        running, absent = list(self.workers.values()), self.replacements
+        listed = {name: len(each.workers) for name, each in self.config.clusters.items() if name not in absent}
         return {name: max(1, running.count(name) or listed.get(name, 1)) for name in listed or dict.fromkeys(running)}
 
     @property
@@ -283,9 +279,7 @@ class Run:
         return contextlib.nullcontext() if self.ledger is None else self.ledger.session.share_failures()
 
     def close_at_end(self, *closers: Callable[[], object]) -> None:
-        """Call these functions, the last one first, when the run is closed, or at the end of the script, before the
-        exit functions that were registered earlier by others.
-        """
+        """Call these functions, the last one first, when the run is closed, or first of all at the end of the script."""
         self.closers += closers
         atexit.unregister(shut_down_at_exit)
         atexit.register(shut_down_at_exit)
@@ -312,9 +306,7 @@ class Run:
 
 
 def assign_absent(config: Config, present: Collection[str]) -> dict[str, str]:
-    """For each elastic cluster that is not present, the present one that runs its stages: in turn, in the order of the
-    config.
-    """
+    """For each absent elastic cluster, the present one that runs its stages: in turn, in the order of the config."""
     running = [name for name in config.clusters if name in present]
     may_leave = [name for name, limits in config.elastic.items() if not limits.least]
     away = [name for name in may_leave if running and name not in running]
