@@ -279,7 +279,7 @@ class Run:
         return contextlib.nullcontext() if self.ledger is None else self.ledger.session.share_failures()
 
     def close_at_end(self, *closers: Callable[[], object]) -> None:
-        """Call these functions, the last one first, when the run is closed, or first of all at the end of the script."""
+        """Call these functions, the last one first, when the run is closed, or at the very start of an exit."""
         self.closers += closers
         atexit.unregister(shut_down_at_exit)
         atexit.register(shut_down_at_exit)
