@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -48,10 +48,10 @@ def make_collective(model: Any, ledger: Ledger, writes_here: bool, cluster: str 
 
 
 def remember_results(model: Any) -> Callable[[Any], Any]:
-    """Make a model's `get_metrics_result` return the results of its last step; returns the function that stores them.
+    """Make a model's `get_metrics_result` work in all processes; returns the function that stores a step's results.
 
-    Keras ends epochs and evaluations with the results of its metrics, read from their variables, which some processes
-    do not hold; the results of a step are sent to every process.
+    Keras ends epochs and evaluations with the results of its metrics, read from their variables. Those of a metric
+    whose variables some processes do not hold are taken from the last step, whose results every process has.
     """
     plain = model.get_metrics_result
     if hasattr(plain, "nebula_remember"):
@@ -63,7 +63,8 @@ def remember_results(model: Any) -> Callable[[Any], Any]:
     def get_metrics_result() -> Any:
         if not last or not tf.executing_eagerly():
             return plain()
-        return last[0] if isinstance(last[0], dict) else {}
+        logs, run = last[0] if isinstance(last[0], dict) else {}, find_open_run()
+        return _read_metrics(run.ledger, model.metrics, logs) if logs and run is not None else logs
 
     def remember(logs: Any) -> Any:
         last[:] = [logs]
@@ -72,6 +73,22 @@ def remember_results(model: Any) -> Callable[[Any], Any]:
     get_metrics_result.__dict__.update(nebula_remember=remember, nebula_forget=last.clear)
     object.__setattr__(model, "get_metrics_result", get_metrics_result)
     return remember
+
+
+def _read_metrics(ledger: Ledger, metrics: Iterable[Any], logs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The results of metrics. Those that some processes cannot read are taken from the last step's results, `logs`, by
+    name; without such a name, `logs` are returned.
+    """
+    found: dict[str, Any] = {}
+    for metric in metrics:
+        if all(ledger.is_everywhere(getattr(variable, "value", variable)) for variable in metric.variables):
+            result = metric.result()
+        elif metric.name in logs:
+            result = logs[metric.name]
+        else:
+            return logs
+        found |= result if isinstance(result, dict) else {metric.name: result}
+    return found
 
 
 def forget_results(model: Any) -> None:

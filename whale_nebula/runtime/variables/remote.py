@@ -255,6 +255,11 @@ class Ledger:
         entry = self.variables.get(id(variable))
         return None if entry is None else entry.layout
 
+    def is_everywhere(self, variable: Any) -> bool:
+        """Whether every process holds the whole variable."""
+        entry = self.variables.get(id(variable))
+        return entry is None or (entry.piece is None and len(entry.holders) > len(self.session.links))
+
     def _select_new(
         self, variables: Mapping[str, Any], holders_by_path: Mapping[str, Sequence[str]]
     ) -> list[HeldVariable]:
