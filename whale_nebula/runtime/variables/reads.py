@@ -165,6 +165,9 @@ def make_callbacks_collective() -> None:
         if isinstance(callback, keras_training.LOGGERS) and not hasattr(callback, "nebula_shared"):
             callback.nebula_shared = True
             keras_training.silence(callback, functools.partial(_is_written_elsewhere, callback))
+            if getattr(callback, "histogram_freq", 0):
+                log = functools.partial(_log_weights, callback)
+                keras_training.replace_method(callback, "log", functools.partial(_call_instead, log))
         if isinstance(callback, kinds) and not hasattr(callback, "nebula_shared"):
             callback.nebula_shared = True
             averages = isinstance(callback, keras_training.AVERAGES)
@@ -185,6 +188,13 @@ def _is_collective(callback: Any) -> bool:
 def _is_written_elsewhere(callback: Any) -> bool:
     """Whether another process of this host writes the file of this callback."""
     return _is_collective(callback) and not current_run().writes_files
+
+
+def _log_weights(callback: Any, plain: Plain, epoch: int, logs: Any = None) -> None:
+    """Log an epoch with histograms of the weights where all of them are."""
+    due = epoch % callback.histogram_freq == 0 and _is_collective(callback)
+    with current_run().ledger.gather(_list_ids(callback.model)) if due else nullcontext():
+        plain(epoch, logs)
 
 
 def _swap_averages(callback: Any, plain: Plain) -> None:
