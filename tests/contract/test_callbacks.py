@@ -57,7 +57,7 @@ def test_change_fit_data_in_set_model_changes_the_training_data() -> None:
     np.testing.assert_array_equal(model.get_weights()[0], found[0])  # rows of zeros give a kernel no gradient
 
 
-@pytest.mark.parametrize("name", ["begin", "save", "end"])
+@pytest.mark.parametrize("name", ["begin", "save", "log", "end"])
 def test_replace_method_changes_the_called_method(tmp_path: Path, name: str) -> None:
     backup, called = keras.callbacks.BackupAndRestore(tmp_path / "backup"), []
 

@@ -14,6 +14,7 @@ from tests.processes.worker_runs import run_workers_and_reference
 
 FEATURES, STAGES = ("regularizer", "add_loss", "output", "mask"), ("front", "middle", "last")
 CASES = [case for case in itertools.product(FEATURES, STAGES) if case != ("output", "last")]
+CASES.append(("raw loss", "last"))
 DEADLINE = 280.0
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import whale_nebula as nb
 
@@ -26,6 +27,19 @@ class ActivityLoss(keras.layers.Layer):
     def call(self, x: Any) -> Any:
         self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
         return x
+
+
+class RawLoss(keras.Model):
+    """Its train step returns the loss of the batch under the name of a metric that counts another number."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        self.metrics[0].update_state(2.0 * loss)
+        return {**self.get_metrics_result(), "loss": loss}
 
 
 def build_model(feature: str, stage_name: str, *, cut: bool, replicated: str = "") -> keras.Model:
@@ -63,7 +77,8 @@ def build_model(feature: str, stage_name: str, *, cut: bool, replicated: str = "
         with stage("last"):
             x = added("last", keras.layers.Dense(1, kernel_regularizer=regularizers["last"], name="first")(x))
             outputs["first"] = x
-    model = keras.Model(inputs, outputs if "second" in outputs else x)
+    kind = RawLoss if feature == "raw loss" else keras.Model
+    model = kind(inputs, outputs if "second" in outputs else x)
     names = list(outputs) if "second" in outputs else None
     model.compile(
         "sgd",

@@ -257,10 +257,10 @@ def append_logs(fit: Fit) -> None:
 
 
 def replace_method(callback: Any, name: str, change: Callable[[Method], Method]) -> None:
-    """Replace a method of one callback ("begin", "save" or "end"; "swap" or "finalize" of averages) by the result of
-    `change`.
+    """Replace a method of one callback by the result of `change`: "begin", "save", "log" or "end"; of averages, "swap"
+    or "finalize".
     """
-    methods = {"begin": "on_train_begin", "save": "_save_model", "end": "on_train_end"}
+    methods = {"begin": "on_train_begin", "save": "_save_model", "log": "on_epoch_end", "end": "on_train_end"}
     method = {**methods, "swap": "_swap_variables", "finalize": "_finalize_ema_values"}[name]
     setattr(callback, method, change(getattr(callback, method)))
 

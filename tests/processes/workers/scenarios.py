@@ -275,7 +275,7 @@ def run_file_callbacks(where: str, weights: str) -> None:
         kept = backup("kept", delete_checkpoint=False, double_checkpoint=True)
         loggers = (
             keras.callbacks.CSVLogger(folder / "log.csv", append=True),
-            keras.callbacks.TensorBoard(folder / "events"),
+            keras.callbacks.TensorBoard(folder / "events", histogram_freq=2),
         )
         report_value("unbroken", trained(kept, checkpoint, *loggers))
         report_value("kept", files("kept"))

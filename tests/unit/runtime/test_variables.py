@@ -261,3 +261,22 @@ def test_program_that_writes_the_values_of_one_cluster_is_refused() -> None:
         ledger.require_movable({"kernel": variable}, {"kernel": ("npu/0",)}, written, apart=apart)
     with pytest.raises(PlanError, match="writes it on npu/0 only"):
         ledger.require_movable({"kernel": variable}, {"kernel": ("npu/0",)}, ["kernel"], apart=False)
+
+
+def test_variable_whose_values_are_in_the_file_of_another_cluster_is_refused() -> None:
+    kernel, empty_table, running = tf.Variable([[np.nan], [np.nan]]), tf.Variable(tf.zeros([0, 2])), tf.Variable([1, 2])
+    variables = {"kernel": kernel, "table": empty_table, "running": running}
+    holders = dict.fromkeys(variables, ("gpu/0",))
+    with pytest.raises(PlanError, match="all values of variable 'kernel' are NaN, but this program needs it on gpu/0"):
+        Ledger(Session("gpu/0", {}, 1.0), keeps_own_weights=True).settle(variables, holders)
+    Ledger(Session("gpu/0", {}, 1.0)).settle(variables, holders)
+    kernel.assign([[np.nan], [0.0]])
+    Ledger(Session("gpu/0", {}, 1.0), keeps_own_weights=True).settle(variables, holders)
+
+
+def test_variable_is_everywhere_if_every_process_holds_the_whole_of_it() -> None:
+    ledger = Ledger(Session("gpu/0", {"npu/0": None}, 1.0))  # type: ignore[dict-item]
+    one, both, unknown = tf.Variable(1.0), tf.Variable(2.0), tf.Variable(3.0)
+    for variable, holders in ((one, ("gpu/0",)), (both, ("gpu/0", "npu/0"))):
+        ledger.variables[id(variable)] = HeldVariable("sum", variable, holders)
+    assert [ledger.is_everywhere(variable) for variable in (one, both, unknown)] == [False, True, True]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -46,10 +46,10 @@ def make_collective(model: Any, ledger: Ledger, writes_here: bool, cluster: str 
 
 
 def remember_results(model: Any) -> Callable[[Any], Any]:
-    """Make a model's `get_metrics_result` return the results of its last step; returns the function that stores them.
+    """Make a model's `get_metrics_result` work in all processes; returns the function that stores a step's results.
 
-    Keras ends epochs and evaluations with the results of its metrics, read from their variables, which some processes
-    do not hold; the results of a step are sent to every process.
+    Keras ends epochs and evaluations with the results of its metrics, read from their variables. Those of a metric
+    whose variables some processes do not hold are taken from the last step, whose results every process has.
     """
     plain = model.get_metrics_result
     if hasattr(plain, "nebula_remember"):
@@ -61,7 +61,8 @@ def remember_results(model: Any) -> Callable[[Any], Any]:
     def get_metrics_result() -> Any:
         if not last or not tf.executing_eagerly():
             return plain()
-        return last[0] if isinstance(last[0], dict) else {}
+        logs, run = last[0] if isinstance(last[0], dict) else {}, find_open_run()
+        return _read_metrics(run.ledger, model.metrics, logs) if logs and run is not None else logs
 
     def remember(logs: Any) -> Any:
         last[:] = [logs]
@@ -70,6 +71,22 @@ def remember_results(model: Any) -> Callable[[Any], Any]:
     get_metrics_result.__dict__.update(nebula_remember=remember, nebula_forget=last.clear)
     object.__setattr__(model, "get_metrics_result", get_metrics_result)
     return remember
+
+
+def _read_metrics(ledger: Ledger, metrics: Iterable[Any], logs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The results of metrics. Those that some processes cannot read are taken from the last step's results, `logs`, by
+    name; without such a name, `logs` are returned.
+    """
+    found: dict[str, Any] = {}
+    for metric in metrics:
+        if all(ledger.is_everywhere(getattr(variable, "value", variable)) for variable in metric.variables):
+            result = metric.result()
+        elif metric.name in logs:
+            result = logs[metric.name]
+        else:
+            return logs
+        found |= result if isinstance(result, dict) else {metric.name: result}
+    return found
 
 
 def forget_results(model: Any) -> None:
@@ -146,6 +163,9 @@ def make_callbacks_collective() -> None:
         if isinstance(callback, keras_training.LOGGERS) and not hasattr(callback, "nebula_shared"):
             callback.nebula_shared = True
             keras_training.silence(callback, functools.partial(_is_written_elsewhere, callback))
+            if getattr(callback, "histogram_freq", 0):
+                log = functools.partial(_log_weights, callback)
+                keras_training.replace_method(callback, "log", functools.partial(_call_instead, log))
         if isinstance(callback, kinds) and not hasattr(callback, "nebula_shared"):
             callback.nebula_shared = True
             averages = isinstance(callback, keras_training.AVERAGES)
@@ -166,6 +186,13 @@ def _is_collective(callback: Any) -> bool:
 def _is_written_elsewhere(callback: Any) -> bool:
     """Whether another process of this host writes the file of this callback."""
     return _is_collective(callback) and not current_run().writes_files
+
+
+def _log_weights(callback: Any, plain: Plain, epoch: int, logs: Any = None) -> None:
+    """Log an epoch with histograms of the weights where all of them are."""
+    due = epoch % callback.histogram_freq == 0 and _is_collective(callback)
+    with current_run().ledger.gather(_list_ids(callback.model)) if due else nullcontext():
+        plain(epoch, logs)
 
 
 def _swap_averages(callback: Any, plain: Plain) -> None:

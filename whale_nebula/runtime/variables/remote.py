@@ -119,6 +119,8 @@ class Ledger:
             self.variables[id(entry.variable)] = entry
             if self.session.worker not in entry.holders:
                 empty_variable(entry)
+            elif self.keeps_own_weights:
+                _require_values(entry, self.session.worker)
         self.changes += 1
 
     def prepare_step(
@@ -262,6 +264,11 @@ class Ledger:
         entry = self.variables.get(id(variable))
         return None if entry is None else entry.layout
 
+    def is_everywhere(self, variable: Any) -> bool:
+        """Whether every process holds the whole variable."""
+        entry = self.variables.get(id(variable))
+        return entry is None or (entry.piece is None and len(entry.holders) > len(self.session.links))
+
     def _select_new(
         self, variables: Mapping[str, Any], holders_by_path: Mapping[str, Sequence[str]]
     ) -> list[HeldVariable]:
@@ -361,7 +368,9 @@ class Ledger:
                 "no process may gather the whole model",
                 why="with 'weights: own' in the config, the parts of a model stay in their clusters",
                 mend="set weights: everywhere in the config of every cluster\n"
-                'or use model.save_weights("model.weights.h5"), which writes the part of each cluster in that cluster',
+                'or use model.save_weights("model.weights.h5"), which writes the part of each cluster in that cluster\n'
+                "or, in place of EarlyStopping(restore_best_weights=True), "
+                "ModelCheckpoint(..., save_best_only=True, save_weights_only=True) and load_weights",
             )
         wanted = {key: entry for key, entry in self.variables.items() if only is None or key in only}
         fresh = {key: entry for key, entry in wanted.items() if key not in self.gathered}
@@ -447,6 +456,21 @@ def require_local(variables: Iterable[Any]) -> None:
         held = variable if isinstance(variable, tf.Variable) else variable.value
         if isinstance(held, _RemoteVariable):
             raise held._refuse()
+
+
+def _require_values(entry: HeldVariable, worker: str) -> None:
+    """Refuse a variable that has no values: with `weights: own` the file of a cluster has NaN for those of others."""
+    variable = entry.variable
+    if not variable.dtype.is_floating or variable.dtype.size == 1 or is_undrawn(variable):  # float8 has no such kernels
+        return
+    if variable.shape.num_elements() and bool(tf.reduce_all(tf.math.is_nan(variable))):
+        raise PlanError(
+            f"all values of variable {entry.path!r} are NaN, but this program needs it on {worker}",
+            where=entry.path,
+            why="a weights file of 'weights: own' has only the variables of its cluster, and NaN for all others",
+            mend="assign its layer to the stage in which the file was saved\n"
+            "or load the file of the whole model, saved with weights: everywhere",
+        )
 
 
 def _free_value(variable: Any) -> None:
