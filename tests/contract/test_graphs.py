@@ -126,16 +126,16 @@ def test_call_flat_agrees_with_an_ordinary_call() -> None:
 def test_patch_cond_may_build_other_ops() -> None:
     counter, seen = tf.Variable(0.0), list[str]()
 
-    def takes(pred: Any, branches: Any) -> bool:
+    def takes(pred: Any, branches: Any) -> tuple[Any, ...]:
         seen.extend(op.type for op in branches[0].get_operations())
         counter.assign_add(10.0)
-        return True
+        return ("built",)
 
     def add() -> None:
         counter.assign_add(1.0)
 
     def step(x: Any) -> Any:
-        tf.cond(x[0] > 0.0, add, lambda: None)
+        assert tf.cond(x[0] > 0.0, add, lambda: None) == "built"
         return x
 
     with tf_private.patch_cond(takes).apply():

@@ -211,6 +211,39 @@ def train_control_flow(cut: Cut) -> Outcome:
     return _run_loop(step, batches, variables, cut)
 
 
+def train_accumulated(cut: Cut) -> Outcome:
+    """Gradients that are summed by hand; every third step a cond applies them, and returns a number."""
+    random = np.random.default_rng(11)
+    variables = [keras.Variable(random.standard_normal((4, 4)).astype("float32") * 0.5, name=f"w{n}") for n in range(3)]
+    sums, count = [tf.Variable(tf.zeros_like(each), trainable=False) for each in variables], tf.Variable(0)
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    optimizer.build(variables)
+
+    @cut.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape, cut.program():
+            for place, variable in enumerate(variables):
+                with cut.at(place):
+                    x = tf.tanh(x @ variable)
+            loss = tf.reduce_mean(tf.square(x - y))
+        gradients = tape.gradient(loss, variables)
+        for total, gradient in zip(sums, gradients, strict=True):
+            total.assign_add(gradient)
+        count.assign_add(1)
+
+        def apply() -> Any:
+            optimizer.apply_gradients([(total / 3.0, each) for total, each in zip(sums, variables, strict=True)])
+            for total in sums:
+                total.assign(tf.zeros_like(total))
+            return optimizer.iterations + 0
+
+        applied = tf.cond(count % 3 == 0, apply, lambda: tf.constant(0, optimizer.iterations.dtype))
+        return loss, [*gradients, applied]
+
+    batches = [(data(7, 4, seed=n), data(7, 4, seed=20 + n)) for n in range(10)]
+    return _run_loop(step, batches, variables, cut)
+
+
 class Gan(keras.Model):
     """Keras's own example: one step, two tapes, the second after the first one's update."""
 
@@ -367,6 +400,7 @@ ZOO = {
     "sequential": Case(train_sequential),
     "token_loop": Case(train_token_loop, rate=0.1),
     "control_flow": Case(train_control_flow, rate=0.1),
+    "accumulated": Case(train_accumulated, rate=0.1, grid_only=True),
     "gan": Case(train_gan, rate=1e-2),
     "frozen": Case(train_frozen, rate=0.1),
     "inference": Case(run_inference),

@@ -90,29 +90,32 @@ def call_inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
     return _call(function, *args, **kwargs)
 
 
-def split_condition(pred: Any, branches: Sequence[Any]) -> bool:
-    """Replacement of a cond in a trace, or in a branch of a cond in it: create one for each cluster; returns False if
-    there is nothing to split.
+def split_condition(pred: Any, branches: Sequence[Any]) -> tuple[Any, ...]:
+    """Replacement of a cond in a trace, or in a branch of a cond in it: create one for each cluster, and one for the
+    results of the branches, which is returned in a tuple; an empty tuple if there is nothing to split.
     """
     trace = current_trace()
-    if trace is None or trace.flags.busy or not trace.requests or any(branch.outputs for branch in branches):
-        return False
+    if trace is None or trace.flags.busy or not trace.requests:
+        return ()
     clusters = [stage.cluster for stage in trace.entered_scopes.stages.values()]
     graphs = _list_graphs_around(trace)
     if len(set(clusters)) < 2 or not graphs:
-        return False
+        return ()
     with trace.set_flags(busy=True):
         traced = [_TracedBranch(branch) for branch in branches]
         found = split_branches([each.branch for each in traced], _find_owners(trace, clusters, graphs))
         if found is None:
-            return False
+            return ()
         keys, splits = found
         for each, split in zip(traced, splits, strict=True):
             each.move(sorted(split.removed_ops))
         for key in keys:
             bodies = [each.body(sorted(split.groups.get(key, ()))) for each, split in zip(traced, splits, strict=True)]
             tf.cond(pred, *bodies)
-        return True
+        if not any(branch.outputs for branch in branches):
+            return (None,)
+        pairs = zip(traced, splits, strict=True)
+        return (tf.cond(pred, *[each.body(sorted(split.results), results=True) for each, split in pairs]),)
 
 
 @dataclass
@@ -140,15 +143,21 @@ class _TracedBranch:
             found = import_nodes(self.donor.cut(ops), self.outer, made, name="nebula_shared")
         self.outer.update(zip(made, found, strict=True))
 
-    def body(self, ops: Sequence[int]) -> Callable[[], None]:
-        """A function that runs these ops."""
+    def body(self, ops: Sequence[int], *, results: bool = False) -> Callable[[], Any]:
+        """A function that runs these ops, and returns the results of the branch if they are asked for."""
         definition = self.donor.cut(ops)
-        given = (value for index in ops for value in self.branch.graph.ops[index].inputs if value.op not in ops)
-        read = sorted({self.donor.tensor(value).name for value in given})
+        returns = self.branch.graph.returns if results else ()
+        structure = self.graph.structured_outputs if results else None
+        given = (value for index in ops for value in self.branch.graph.ops[index].inputs)
+        read = sorted({self.donor.tensor(value).name for value in (*given, *returns) if value.op not in ops})
 
-        def run() -> None:
+        def run() -> Any:
             graph = tf.compat.v1.get_default_graph()
-            import_nodes(definition, {name: graph.capture(self.outer[name]) for name in read}, ())
+            known = {name: graph.capture(self.outer[name]) for name in read}
+            found = iter(import_nodes(definition, known, [self.donor.tensor(value).name for value in returns]))
+            leaves = tf.nest.flatten(structure, expand_composites=True)
+            packed = [None if leaf is None else next(found) for leaf in leaves]
+            return tf.nest.pack_sequence_as(structure, packed, expand_composites=True)
 
         return run
 
@@ -191,21 +200,28 @@ def _find_traced_owners(trace: Tracing, clusters: Sequence[str]) -> dict[str, Ow
     for op in operations:
         stage = trace.labels.get(op.name)
         for tensor in op.inputs if stage is not None else ():
-            if tensor.dtype == tf.resource and (tf_private.find_resource_spec(tensor) or ("", ()))[1] != ():
+            if _is_array_variable(tensor):
                 found[tensor.name] = found.get(tensor.name, NO_OWNER) | {clusters[stage or 0]}
     _add_dependent_owners([op for op in operations if op.name not in trace.labels], found)
     return found
 
 
 def _add_dependent_owners(operations: Sequence[Any], found: dict[str, Owners]) -> None:
+    """Add the owners of what depends on the tensors in `found`, and of variables that such values are written to."""
     for op in operations:
         if not op.inputs:
             continue
         each = [found.get(tensor.name, NO_OWNER) for tensor in op.inputs]
+        written = [tensor for tensor in op.inputs if not op.outputs and _is_array_variable(tensor)]
+        found.update({tensor.name: NO_OWNER.union(*each) for tensor in written})
         for number, tensor in enumerate(op.outputs):
             own = each[number] if op.type == "IdentityN" else NO_OWNER.union(*each)
             if own and (len(own) == 1 or not _is_small(tensor)):
                 found[tensor.name] = own
+
+
+def _is_array_variable(tensor: Any) -> bool:
+    return tensor.dtype == tf.resource and (tf_private.find_resource_spec(tensor) or ("", ()))[1] != ()
 
 
 def _is_small(tensor: Any) -> bool:

@@ -33,10 +33,13 @@ class Branch:
 
 @dataclass
 class BranchSplit:
-    """Decomposition of one branch: the ops to remove from it, and the ops of each group."""
+    """Decomposition of one branch: the ops to remove from it, the ops of each group, and those of its results, which
+    are computed after all groups.
+    """
 
     removed_ops: frozenset[int] = frozenset()
     groups: dict[Owners, frozenset[int]] = field(default_factory=dict)
+    results: frozenset[int] = frozenset()
     predecessors: dict[Owners, set[Owners]] = field(default_factory=dict)
 
 
@@ -87,6 +90,9 @@ def _find_ownership(branch: Branch, owners: Mapping[str, Owners]) -> _Ownership:
 def _add_op(op: Op, graph: Graph, found: _Ownership) -> None:
     each = [found.by_value.get(value, NO_OWNER) for value in op.inputs]
     together = NO_OWNER.union(*each)
+    if op.type == "IdentityN":  # a bundle: each output is one of its inputs
+        found.by_value.update(zip(op.values, each, strict=True))
+        return
     if is_effect(op, graph):
         found.effects[op.index] = together
     elif is_read(op) and not together:
@@ -117,10 +123,13 @@ def _split_branch(branch: Branch, found: _Ownership) -> BranchSplit | None:
     if any(index in found.effects or not _is_movable(graph.ops[index], found) for index in out):
         return None
     split = BranchSplit(frozenset(out))
+    given = out | branch.argument_names.keys()
     for key in set(found.effects.values()):
         own = {index for index, owner in found.effects.items() if owner == key}
-        inside = graph.ascend(own, stop=lambda op: op in out or op in branch.argument_names)
-        split.groups[key] = frozenset(inside - out - branch.argument_names.keys())
+        split.groups[key] = frozenset(graph.ascend(own, stop=given.__contains__) - given)
+    split.results = frozenset(graph.ascend([value.op for value in graph.returns], stop=given.__contains__) - given)
+    if not all(_may_be_last(graph.ops[index], graph, found) for index in split.results):
+        return None
     split.predecessors = {key: _find_predecessors(graph, key, split.groups) for key in split.groups}
     return split
 
@@ -129,6 +138,11 @@ def _find_predecessors(graph: Graph, key: Owners, groups: Mapping[Owners, frozen
     """The groups with ops that must run before this one, by control edges: also a read before a write."""
     waits = {before for op in groups[key] for before in graph.ops[op].control}
     return {other for other, ops in groups.items() if other != key and not waits.isdisjoint(ops)}
+
+
+def _may_be_last(op: Op, graph: Graph, found: _Ownership) -> bool:
+    """Whether an op has the same result after all effects of its branch: what it reads is not written after it."""
+    return not op.stateful or (is_read(op) and not any(op.index in graph.ops[one].control for one in found.effects))
 
 
 def _is_movable(op: Op, found: _Ownership) -> bool:

@@ -81,15 +81,18 @@ def stamp_ops(graph: Any, stamps: Mapping[str, str | int]) -> contextlib.Abstrac
 _build_cond = cond_v2._build_cond
 
 
-def patch_cond(build_branches: Callable[[Any, Sequence[Any]], bool]) -> Patch:
-    """Call `build_branches(predicate, branches)` before a cond is built; true means that it has built the cond."""
+def patch_cond(build_branches: Callable[[Any, Sequence[Any]], tuple[Any, ...]]) -> Patch:
+    """Call `build_branches(predicate, branches)` before a cond is built. If it builds the cond, it returns a tuple with
+    the result, otherwise an empty one.
+    """
 
     def build(
         pred: Any, true_graph: Any, false_graph: Any, true_inputs: Any, false_inputs: Any, building_gradient: bool,
         **options: Any,
     ) -> Any:  # fmt: skip
-        if not building_gradient and build_branches(pred, (true_graph, false_graph)):
-            return None
+        built = () if building_gradient else build_branches(pred, (true_graph, false_graph))
+        if built:
+            return built[0]
         return _build_cond(
             pred, true_graph, false_graph, true_inputs, false_inputs, building_gradient=building_gradient, **options
         )

@@ -1,9 +1,12 @@
 """A cond that applies gradients of two clusters is decomposed by cluster."""
 
+from dataclasses import replace
+
 import pytest
 
 from whale_nebula.ir.text import from_text
 from whale_nebula.passes.branches import NO_OWNER, Branch, BranchSplit, split_branches
+from whale_nebula.spec import Value
 
 A, B = frozenset({"a"}), frozenset({"b"})
 CAPTURE_NAMES = {0: "ga", 1: "gb", 2: "va", 3: "vb", 4: "count"}
@@ -84,6 +87,42 @@ def test_norm_of_a_tied_variable_is_taken_out() -> None:
     found = split(NORM, OWNERS | {"gb": A | B, "vb": A | B})
     assert found is not None
     assert (found[1].removed_ops, found[1].groups) == ({5, 6, 7}, {A: {8, 9}, A | B: {10, 11}})
+
+
+def test_bundle_of_small_gradients_is_not_taken_out() -> None:
+    """Each of its outputs is one of its inputs, so it mixes no clusters."""
+    text = """
+%5 = ReadVariableOp(%2) float32[] stateful
+%6 = ReadVariableOp(%3) float32[] stateful
+%7 = IdentityN(%5, %6) float32[], float32[]
+%8 = AssignSubVariableOp(%2, %7:0) stateful
+%9 = AssignSubVariableOp(%3, %7:1) stateful
+"""
+    found = split(text)
+    assert found is not None
+    assert (found[1].removed_ops, found[1].groups.keys()) == (set(), {A, B})
+
+
+EFFECTS = "%5 = AssignSubVariableOp(%2, %0) stateful\n%6 = AssignSubVariableOp(%3, %1) stateful\n"
+
+
+@pytest.mark.parametrize(
+    ("result", "found"),
+    [
+        pytest.param("%7 = ReadVariableOp(%2) float32[] stateful ^%5", True, id="after the last write"),
+        pytest.param("%7 = RandomUniform(%4) float32[] stateful", False, id="a draw"),
+    ],
+)
+def test_results_of_a_branch_follow_its_effects(result: str, found: bool) -> None:
+    graph = replace(from_text(ARGUMENTS + EFFECTS + result + "\n"), returns=(Value(7),))
+    splits = split_branches([Branch(graph, CAPTURE_NAMES)], dict(OWNERS))
+    assert [each.results for each in splits[1]] == [{7}] if splits and found else splits is None
+
+
+def test_result_read_before_a_write_is_not_split() -> None:
+    text = "%5 = ReadVariableOp(%2) float32[] stateful\n%6 = AssignSubVariableOp(%2, %0) stateful ^%5\n"
+    graph = from_text(ARGUMENTS + text + "%7 = AssignSubVariableOp(%3, %1) stateful\n")
+    assert split_branches([Branch(replace(graph, returns=(Value(5),)), CAPTURE_NAMES)], dict(OWNERS)) is None
 
 
 def test_slot_is_owned_by_the_cluster_that_writes_it() -> None:
