@@ -268,10 +268,10 @@ def test_variable_whose_values_are_in_the_file_of_another_cluster_is_refused() -
     variables = {"kernel": kernel, "table": empty_table, "running": running}
     holders = dict.fromkeys(variables, ("gpu/0",))
     with pytest.raises(PlanError, match="all values of variable 'kernel' are NaN, but this program needs it on gpu/0"):
-        Ledger(Session("gpu/0", {}, 1.0), keeps_own_weights=True).settle(variables, holders)
-    Ledger(Session("gpu/0", {}, 1.0)).settle(variables, holders)
+        Ledger(Session("gpu/0", {}, 1.0), keeps_own_weights=True).register_program(variables, holders)
+    Ledger(Session("gpu/0", {}, 1.0)).register_program(variables, holders)
     kernel.assign([[np.nan], [0.0]])
-    Ledger(Session("gpu/0", {}, 1.0), keeps_own_weights=True).settle(variables, holders)
+    Ledger(Session("gpu/0", {}, 1.0), keeps_own_weights=True).register_program(variables, holders)
 
 
 def test_variable_is_everywhere_if_every_process_holds_the_whole_of_it() -> None:
