@@ -19,16 +19,13 @@ from whale_nebula.capture.tracing import Tracing, tracing
 from whale_nebula.errors import CollectiveReadError, OptionError, PlanError
 from whale_nebula.ir.layout import SPLIT, Layout
 from whale_nebula.runtime.session.session import Session
+from whale_nebula.runtime.variables.own_weights import fill_placeholders, load_own, name_own_path, save_own
 from whale_nebula.runtime.variables.remote import (
     HeldVariable,
     Ledger,
     empty_variable,
-    fill_placeholders,
     fill_variable,
-    load_own,
-    name_own_path,
     read_as_placeholders,
-    save_own,
 )
 
 READS: dict[str, Callable[[Any], Any]] = {

@@ -59,9 +59,8 @@ if TYPE_CHECKING:
 
 def warn_if_few_rows(program: Program, name: str, micro_batches: int, rows: int) -> None:
     """Warn if the first batch, of `rows` rows, was divided into fewer `micro_batches` than the step `name` requests."""
-    if (
-        max(micro_batches, rows) < program.pipeline.micro_batch
-    ):  # replicas with sums in the forward count as one in one process
+    # replicas with sums in the forward count as one in one process
+    if max(micro_batches, rows) < program.pipeline.micro_batch:
         asked = f"{_name_request_source(program)} for {program.pipeline.micro_batch} micro-batches"
         what, why = f"but the first batch has {rows} row{'s' * (rows != 1)}", "a micro-batch has at least one row"
         mend = f"{_suggest_fewer(program, max(1, rows))}, or a larger batch"

@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from whale_nebula.capture.keras_scopes import has_scopes
 from whale_nebula.runtime.run import Run, current_run, find_open_run
-from whale_nebula.runtime.variables.remote import WEIGHTS_SUFFIX, Ledger, Plain, load_own, name_own_path, save_own
+from whale_nebula.runtime.variables.own_weights import WEIGHTS_SUFFIX, Plain, load_own, name_own_path, save_own
+from whale_nebula.runtime.variables.remote import Ledger
 from whale_nebula.scopes.compress_options import find_local_sgd_options
 from whale_nebula.scopes.frames import open_frames
 from whale_nebula.tf import keras_training
