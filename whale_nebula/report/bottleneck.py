@@ -305,9 +305,9 @@ def describe_straggler(report: Report) -> str:
     >>> describe_straggler(Report("fit", 9, 0.05, 2, {"npu": npu}, {}))
     'npu.0 is the slowest of npu: npu.1 waits 12.0 ms of 50.0 ms'
     """
-    stages = {**report.elsewhere.stages, **report.stages}
     computed = {
-        name: [replica.compute_seconds or 0.0 for replica in each.replicas or ()] for name, each in stages.items()
+        name: [replica.compute_seconds or 0.0 for replica in each.replicas or ()]
+        for name, each in report.all_stages.items()
     }
     name = max(computed, key=lambda each: mean_idle_seconds(computed[each]), default="")
     idle = mean_idle_seconds(computed.get(name, ()))

@@ -190,6 +190,16 @@ class Report:
         for name in ("stages", "links", "boundaries", "workers"):
             object.__setattr__(self, name, Named(getattr(self, name)))
 
+    @property
+    def all_stages(self) -> dict[str, StageReport]:
+        """The reports of all stages: those of this process first, then those of others."""
+        return {**self.stages, **self.elsewhere.stages, **self.stages}
+
+    @property
+    def all_links(self) -> dict[str, LinkReport]:
+        """The reports of all links: those of this process first, then those of others."""
+        return {**self.links, **self.elsewhere.links, **self.links}
+
     @cached_property
     def prediction(self) -> Prediction | None:
         """The simulator's prediction of this step, from the pace of earlier ones; None before two have run, and if

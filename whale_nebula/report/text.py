@@ -83,7 +83,7 @@ def name_predicted_workers(report: Report, link: str) -> str:
     measures only its own share of them, else "".
     """
     cluster = link.partition("->")[0]
-    stages = {**report.elsewhere.stages, **report.stages}
+    stages = report.all_stages
     shared = any(each.cluster == cluster and _count_copies(report, name) > 1 for name, each in stages.items())
     return f" for all workers of {cluster}" if report.worker != ALONE and shared else ""
 
@@ -334,12 +334,11 @@ def step_line(report: Report, rate: float | None) -> str:
     head = [f"step {report.step} of {report.program}: {duration(report.step_seconds)}"]
     head += [] if rate is None else [rate_text(rate)]
     parts = [", ".join([*head, *([scalars_text(report)] if report.scalars else [])])]
-    for name, stage in {**report.stages, **report.elsewhere.stages}.items():
+    for name, stage in report.all_stages.items():
         if stage.compute_seconds is not None and stage.wait_seconds is not None:
             computes, waits = duration(stage.compute_seconds), duration(stage.wait_seconds)
             parts.append(f"{name} computes {computes}, waits {waits}, {stage.in_flight} in flight")
-    links = {**report.links, **report.elsewhere.links}
-    parts += [f"{name} {size(link.bytes)}" for name, link in links.items()]
+    parts += [f"{name} {size(link.bytes)}" for name, link in report.all_links.items()]
     return "; ".join(
         [*parts, *(describe_direction(name, each) for name, each in coded_boundaries(report.boundaries).items())]
     )

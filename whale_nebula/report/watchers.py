@@ -217,7 +217,7 @@ def step_table(report: Report, rate: float | None, doing: Mapping[str, str], bot
     """
     title = Text(f"{report.program}, step {report.step}", style="bold")
     parts: list[RenderableType] = [Rule(title, style="dim", align="left"), _head(report, rate), _stages(report, doing)]
-    if report.links or report.elsewhere.links:
+    if report.all_links:
         parts.append(_links(report))
     if boundaries := coded_boundaries(report.boundaries):
         parts.append(_boundaries(boundaries))
@@ -247,10 +247,9 @@ def _table(*columns: str) -> Table:
 
 def _stages(report: Report, doing: Mapping[str, str]) -> Table:
     table = _table("stage", "computes", "waits", "in flight", "of the step", "now")
-    for name, stage in report.stages.items():
-        table.add_row(_name(name, stage), *_stage(report, stage), doing.get(name, ""))
-    for name, stage in report.elsewhere.stages.items():
-        table.add_row(_name(name, stage), *_stage(report, stage), Text("previous step", style="dim"))
+    for name, stage in report.all_stages.items():
+        state = doing.get(name, "") if name in report.stages else Text("previous step", style="dim")
+        table.add_row(_name(name, stage), *_stage(report, stage), state)
     return table
 
 
@@ -277,7 +276,7 @@ def _bar(parts: list[tuple[float, str]]) -> Text:
 
 def _links(report: Report) -> Table:
     table = _table("link", "per step", "of raw", "total", "of the step", "link busy")
-    for name, link in {**report.links, **report.elsewhere.links}.items():
+    for name, link in report.all_links.items():
         table.add_row(Text(name), *_link(report, name, link))
     return table
 

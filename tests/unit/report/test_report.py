@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -12,7 +13,7 @@ import whale_nebula as nb
 from whale_nebula.errors import StateError
 from whale_nebula.report.published import last_report, publish
 from whale_nebula.report.records import LinkReport, StageReport
-from whale_nebula.report.report import Report
+from whale_nebula.report.report import RemoteMeasurements, Report
 
 
 def make_report(step: int, sent: int) -> Report:
@@ -32,6 +33,17 @@ def test_report_totals_cover_the_whole_run() -> None:
     totals = last_report().run
     assert (totals.steps, totals.seconds) == (2, 1.0)
     assert totals.links["gpu->npu"] == LinkReport(150, 170, 300, 2)
+
+
+def test_own_reports_of_what_several_workers_share_precede_those_of_others() -> None:
+    own = make_report(2, 100)
+    others = RemoteMeasurements(
+        {"npu": StageReport(0.9), "xpu": StageReport()}, {"gpu->npu": LinkReport(), "b->a": LinkReport()}
+    )
+    both = replace(own, elsewhere=others)
+    assert both.all_stages == {**own.stages, "xpu": StageReport()}
+    assert list(both.all_stages) == ["gpu", "npu", "xpu"]
+    assert both.all_links == {**own.links, "b->a": LinkReport()}
 
 
 def test_idle_link_keeps_its_total() -> None:
