@@ -298,7 +298,8 @@ class Ledger:
                 why = "an earlier program of this run divided it between workers, and pieces cannot move"
             elif apart or entry.copied:
                 why = "this program or an earlier one trains each cluster apart, and their variables cannot move"
-                mend = "train it with sync_every in all programs of this run; or save the weights, load them in another"
+                mend = "train it with sync_every in all programs of this run\n"
+                mend += "or save the weights, and load them in another run"
             if why is not None:
                 needs = (
                     f"writes it on {', '.join(needed)} only" if differs else f"needs it on {', '.join(needed)} as well"
