@@ -400,10 +400,10 @@ ZOO = {
     "sequential": Case(train_sequential),
     "token_loop": Case(train_token_loop, rate=0.1),
     "control_flow": Case(train_control_flow, rate=0.1),
-    "accumulated": Case(train_accumulated, rate=0.1, grid_only=True),
     "gan": Case(train_gan, rate=1e-2),
     "frozen": Case(train_frozen, rate=0.1),
     "inference": Case(run_inference),
     "scaled": Case(train_scaled, grid_only=True),
     "scaled_in_turns": Case(train_scaled_in_turns, grid_only=True),
+    "accumulated": Case(train_accumulated, rate=0.1, grid_only=True),
 }

@@ -201,8 +201,9 @@ class Run:
         return Here(own, self.attachment.worker, self._leads(), clusters, epoch=epoch, runs_for=runs_for)
 
     def _leads(self) -> bool:
-        """Whether this is the first worker of the last stage's cluster, or of the last cluster without a program."""
-        last_cluster = self.clusters[-1] if self.clusters else list(self.workers.values())[-1]
+        """Whether this is the first worker of the last stage's cluster that is present, or of the last cluster."""
+        present = list(self.workers.values())
+        last_cluster = next((cluster for cluster in reversed(self.clusters) if cluster in present), present[-1])
         last = [worker for worker, cluster in self.workers.items() if cluster == last_cluster]
         return self.attachment is not None and self.attachment.worker == last[0]
 

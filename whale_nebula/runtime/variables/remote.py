@@ -461,7 +461,8 @@ def _require_values(entry: HeldVariable, worker: str) -> None:
     variable = entry.variable
     if not variable.dtype.is_floating or variable.dtype.size == 1 or is_undrawn(variable):  # float8 has no such kernels
         return
-    if variable.shape.num_elements() and bool(tf.reduce_all(tf.math.is_nan(variable))):
+    value = variable.read_value()  # of another shape if nothing was assigned to it: slots of pieces
+    if variable.shape.num_elements() and value.shape == variable.shape and bool(tf.reduce_all(tf.math.is_nan(value))):
         raise PlanError(
             f"all values of variable {entry.path!r} are NaN, but this program needs it on {worker}",
             where=entry.path,
