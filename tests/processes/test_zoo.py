@@ -11,7 +11,7 @@ import pytest
 import whale_nebula as nb
 from tests.parity.zoo import ZOO
 from tests.processes.worker_reports import count_sent_bytes, encode_outcome
-from tests.processes.worker_runs import FinishedRun, run_workers_and_reference
+from tests.processes.worker_runs import FinishedRun, list_workers, run_workers_and_reference
 from tests.processes.workers.train import read_case
 
 # Sixteen programs and more, traced in each process, beside the reference: on two busy cores that takes its time.
@@ -63,9 +63,8 @@ def run_and_reference(
 
 def make_config(workers: int | Mapping[str, str]) -> dict[str, Any]:
     """A config with speeds, so that the shares of replicas, and with them the order of sums, do not change."""
-    names = {f"c{number}/0": f"c{number}" for number in range(workers)} if isinstance(workers, int) else workers
     clusters: dict[str, Any] = {}
-    for number, cluster in enumerate(names.values()):
+    for number, cluster in enumerate(list_workers(workers).values()):
         spec = {"address": f"127.0.0.1:{7000 + number}", "speed": 1}
         clusters.setdefault(cluster, {"workers": []})["workers"].append(spec)
     return {"clusters": clusters}

@@ -53,6 +53,11 @@ class FinishedRun:
         return first
 
 
+def list_workers(workers: int | Mapping[str, str]) -> Mapping[str, str]:
+    """The workers with their clusters: those given, or one in each of so many clusters."""
+    return {f"c{number}/0": f"c{number}" for number in range(workers)} if isinstance(workers, int) else workers
+
+
 @contextlib.contextmanager
 def start_workers(
     script: str,
@@ -63,7 +68,7 @@ def start_workers(
     deadline: float = DEADLINE,
 ) -> Iterator[Job]:
     """Run a worker script once in each of the clusters c0, c1 ..., or as the workers with these clusters."""
-    names = {f"c{number}/0": f"c{number}" for number in range(workers)} if isinstance(workers, int) else workers
+    names = list_workers(workers)
     argv = ["-m", "whale_nebula.launch.child", str(HERE / "workers" / f"{script}.py"), *map(str, arguments)]
     with spawn(argv, names, seed=SEED, gateways=gateways, echo=echo, silence=deadline) as job:
         yield job

@@ -40,7 +40,7 @@ def test_overlapping_messages_occupy_a_line_once() -> None:
 def test_bytes_of_a_link_are_added_over_the_workers_of_a_cluster() -> None:
     others = RemoteMeasurements(links={"gpu->npu": LinkReport(bytes=20), "npu->gpu": LinkReport(bytes=3)})
     outcome = StepOutcome([], 1.0, (1,), links={"gpu->npu": LinkReport(bytes=100)}, elsewhere=others)
-    assert outcome.all_links == {"gpu->npu": LinkReport(bytes=120), "npu->gpu": LinkReport(bytes=3)}
+    assert outcome.summed_links == {"gpu->npu": LinkReport(bytes=120), "npu->gpu": LinkReport(bytes=3)}
 
 
 @pytest.mark.parametrize(

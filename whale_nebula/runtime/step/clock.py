@@ -283,7 +283,7 @@ class StepOutcome:
     pace: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def all_links(self) -> dict[str, LinkReport]:
+    def summed_links(self) -> dict[str, LinkReport]:
         """The reports of links by all processes: several workers of a cluster may send over one link."""
         found = dict(self.elsewhere.links)
         for name, link in self.links.items():

@@ -230,10 +230,8 @@ class DistributedStep(ActorStep):
         medians = {what: round(seconds, 6) for what, seconds in seen.items()}
         clocks, before = self._start_clocks(), self._read_totals()
         self.is_sampled = self.samples_speeds and is_sampled(self.steps)
-        departure_word, speeds = (
-            exit_agreement.announcement if self.includes_all_processes else None,
-            dict(self.speed_sampler.seconds),
-        )
+        departure_word = exit_agreement.announcement if self.includes_all_processes else None
+        speeds = dict(self.speed_sampler.seconds)
         announcements = self._announce(inputs, counts, medians, departure_word)
         batch = divide_batch(program.leaves, inputs.tensors, counts).fill_rows()
         step = self._make_step(batch, rows, clocks, announcements)

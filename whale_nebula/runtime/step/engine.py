@@ -247,7 +247,7 @@ class Engine:
             return None
         whole = self.runner.innermost.plain  # an uncut step does not count its rows
         counts = count_micro_batch_rows(self.cut.program.leaves, tensors, 1) if whole else outcome.counts
-        return self._prices.price_step(outcome.seconds, outcome.all_links, sum(counts))
+        return self._prices.price_step(outcome.seconds, outcome.summed_links, sum(counts))
 
     @cached_property
     def _prices(self) -> Prices | None:

@@ -262,9 +262,10 @@ class Ledger:
         return None if entry is None else entry.layout
 
     def is_everywhere(self, variable: Any) -> bool:
-        """Whether every process holds the whole variable."""
+        """Whether every process holds the whole variable, or no program has registered it yet."""
         entry = self.variables.get(id(variable))
-        return entry is None or (entry.piece is None and len(entry.holders) > len(self.session.links))
+        everyone = {self.session.worker, *self.session.links}
+        return entry is None or (entry.layout == WHOLE_LAYOUT and everyone <= {*entry.holders})
 
     def _select_new(
         self, variables: Mapping[str, Any], holders_by_path: Mapping[str, Sequence[str]]
@@ -313,9 +314,7 @@ class Ledger:
 
     def list_common(self, paths: Iterable[str], variables: Mapping[str, Any]) -> list[str]:
         """The paths of variables that every process holds, or that no program has registered yet."""
-        everyone = {self.session.worker, *self.session.links}
-        entries = ((path, self.variables.get(id(variables[path]))) for path in paths)
-        return [path for path, entry in entries if entry is None or everyone <= {*entry.holders}]
+        return [path for path in paths if self.is_everywhere(variables[path])]
 
     def _share(self, variables: Sequence[HeldVariable]) -> None:
         self.exchanges += 1
