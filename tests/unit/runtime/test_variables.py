@@ -189,6 +189,29 @@ def test_own_weights_file_has_nan_for_absent_variables(tmp_path: Path, absent: s
             assert np.array_equal(weights, expected[number])
 
 
+def test_own_weights_file_marks_absent_integers(tmp_path: Path) -> None:
+    class Counter(keras.layers.Layer):  # type: ignore[misc]
+        def build(self, _: Any) -> None:
+            self.count = self.add_weight(name="count", dtype="int64", initializer="ones", trainable=False)
+
+        def call(self, x: Any) -> Any:
+            return x
+
+    def make() -> Any:
+        return keras.Sequential([keras.Input((2,)), Counter()])
+
+    whole, path = make(), str(tmp_path / "part.weights.h5")
+    variables = list_values(empty_some(whole, slice(0, 1)))
+    with read_as_placeholders(variables):
+        whole.save_weights(path)
+    fill_placeholders(path, variables, "gpu")
+    loaded = make()
+    loaded.load_weights(path)
+    [count] = list_values(loaded)
+    with pytest.raises(PlanError, match="no value of variable 'count' was loaded, but this program needs it on gpu/0"):
+        Ledger(Session("gpu/0", {}, 1.0), True).register_program({"count": count}, {"count": ("gpu/0",)})
+
+
 def test_absent_variables_take_no_space_in_the_file(tmp_path: Path) -> None:
     whole, path = model(), tmp_path / "part.weights.h5"
     variables = list_values(empty_some(whole, slice(0, 2)))
@@ -264,7 +287,7 @@ def test_variable_whose_values_are_in_the_file_of_another_cluster_is_refused() -
     kernel, empty_table, running = tf.Variable([[np.nan], [np.nan]]), tf.Variable(tf.zeros([0, 2])), tf.Variable([1, 2])
     variables = {"kernel": kernel, "table": empty_table, "running": running}
     holders = dict.fromkeys(variables, ("gpu/0",))
-    with pytest.raises(PlanError, match="all values of variable 'kernel' are NaN, but this program needs it on gpu/0"):
+    with pytest.raises(PlanError, match="no value of variable 'kernel' was loaded, but this program needs it on gpu/0"):
         Ledger(Session("gpu/0", {}, 1.0), keeps_own_weights=True).register_program(variables, holders)
     Ledger(Session("gpu/0", {}, 1.0)).register_program(variables, holders)
     kernel.assign([[np.nan], [0.0]])

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 
 from whale_nebula.errors import OptionError
-from whale_nebula.runtime.variables.remote import Ledger, read_as_placeholders
+from whale_nebula.runtime.variables.remote import Ledger, find_absent_mark, read_as_placeholders
 
 Plain = Callable[..., Any]
 """A method as it was before it was replaced."""
@@ -58,13 +58,13 @@ def load_own(cluster: str, plain: Plain, filepath: Any, *args: Any, **kwargs: An
 
 
 def fill_placeholders(path: str, variables: Sequence[Any], cluster: str) -> None:
-    """Replace placeholders in an HDF5 file by datasets with the shape of their variables and NaN as values."""
+    """Replace placeholders in an HDF5 file by datasets with the shape of their variables and marks of absent values."""
     with h5py.File(path, "a") as file:
         found: list[h5py.Dataset] = []
         file.visititems(lambda name, each: found.append(each) if _is_placeholder(each) else None)
         for each in found:
             _replace_dataset(file, each.name, variables[each.shape[0]])
-        file.attrs[_ABOUT] = f"the parts of cluster {cluster!r}; all other values are NaN"
+        file.attrs[_ABOUT] = f"the parts of cluster {cluster!r}; all other values are absent: NaN, or the integer that is farthest from zero"
 
 
 def _is_placeholder(each: Any) -> bool:
@@ -81,7 +81,7 @@ def _replace_dataset(file: h5py.File, name: str, variable: Any) -> None:
 
 
 def _find_fill_value(dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> Any:
-    """NaN of a type, for bfloat16, which HDF5 does not support, as its bytes; None for other types, read as 0."""
+    """The mark of absent values of a type; for bfloat16, which HDF5 does not support, the bytes of its NaN."""
     if attributes.get("dtype") == "bfloat16":
         return np.frombuffer(b"\xc0\x7f", dtype)[0]
-    return np.nan if np.issubdtype(dtype, np.floating) else None
+    return None if dtype.kind == "V" else find_absent_mark(dtype)

@@ -456,19 +456,37 @@ def require_local(variables: Iterable[Any]) -> None:
 
 
 def _require_values(entry: HeldVariable, worker: str) -> None:
-    """Refuse a variable that has no values: with `weights: own` the file of a cluster has NaN for those of others."""
+    """Refuse a variable that has no values: in the file of a cluster, those of others are marked as absent."""
     variable = entry.variable
-    if not variable.dtype.is_floating or variable.dtype.size == 1 or is_undrawn(variable):  # float8 has no such kernels
+    if find_absent_mark(variable.dtype.as_numpy_dtype) is None or is_undrawn(variable):
         return
     value = variable.read_value()  # of another shape if nothing was assigned to it: slots of pieces
-    if variable.shape.num_elements() and value.shape == variable.shape and bool(tf.reduce_all(tf.math.is_nan(value))):
+    if variable.shape.num_elements() and value.shape == variable.shape and _are_absent(value):
         raise PlanError(
-            f"all values of variable {entry.path!r} are NaN, but this program needs it on {worker}",
+            f"no value of variable {entry.path!r} was loaded, but this program needs it on {worker}",
             where=entry.path,
-            why="a weights file of 'weights: own' has only the variables of its cluster, and NaN for all others",
+            why="a weights file of 'weights: own' has only the variables of its cluster, and no values of all others",
             mend="assign its layer to the stage in which the file was saved\n"
             "or load the file of the whole model, saved with weights: everywhere",
         )
+
+
+def find_absent_mark(dtype: Any) -> Any:
+    """The value that stands for absent ones of a type: NaN, or the integer that is farthest from zero; None for floats
+    of one byte, integers of less than four, and other types, in which no value can be spared.
+    """
+    kind = tf.as_dtype(dtype)
+    if kind.size > 1 and kind.is_floating:
+        return np.nan
+    if kind.size > 2 and kind.is_integer:
+        return kind.max if kind.is_unsigned else kind.min
+    return None
+
+
+def _are_absent(value: tf.Tensor) -> bool:
+    if value.dtype.is_floating:
+        return bool(tf.reduce_all(tf.math.is_nan(value)))
+    return bool(np.all(value.numpy() == find_absent_mark(value.dtype)))
 
 
 def _free_value(variable: Any) -> None:
