@@ -64,7 +64,7 @@ def fill_placeholders(path: str, variables: Sequence[Any], cluster: str) -> None
         file.visititems(lambda name, each: found.append(each) if _is_placeholder(each) else None)
         for each in found:
             _replace_dataset(file, each.name, variables[each.shape[0]])
-        file.attrs[_ABOUT] = f"the parts of cluster {cluster!r}; all other values are absent: NaN, or the integer that is farthest from zero"
+        file.attrs[_ABOUT] = f"the parts of cluster {cluster!r}; all other values are absent (NaN)"
 
 
 def _is_placeholder(each: Any) -> bool:
