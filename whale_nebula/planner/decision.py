@@ -172,7 +172,8 @@ class Decision:
         memory: dict[str, int] = {}
         for own, needed in zip(self.problem.workers_of(candidate.parts), candidate.memory, strict=True):
             for cluster, number in own:
-                name = f"{self.problem.clusters[cluster].name}/{number}"
+                costs = self.problem.clusters[cluster]
+                name = f"{costs.name}/{sorted(map(str, range(costs.workers)))[number]}"  # runs sort workers by name
                 memory[name] = max(memory.get(name, 0), int(needed))
         crossing = {line: int(size) for line, size in candidate.bytes.items()}
         predicted = Predicted(candidate.seconds, memory, crossing, self.grounds.measured)

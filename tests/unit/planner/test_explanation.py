@@ -117,6 +117,17 @@ def test_rest_of_a_short_single_stage_is_named() -> None:
     assert expected in " ".join(found.explain().split())
 
 
+def test_memory_is_named_by_the_workers_of_a_run_which_are_sorted_by_name() -> None:
+    problem = make_problem()
+    problem = replace(problem, clusters=(problem.clusters[0], replace(problem.clusters[1], workers=12)))
+    found = decide(problem, (make_shape((0, 0, 3, 1), (1, 3, 4, 4), (1, 4, 5, 8)),))
+    few, many = ({f"npu/{number}" for number in numbers} for numbers in ([0, 1, 10, 11], range(2, 10)))
+    memory = found.considered[0].predicted.memory
+    assert memory.keys() == {"gpu/0"} | few | many
+    assert len({memory[name] for name in few}) == len({memory[name] for name in many}) == 1
+    assert memory["npu/0"] != memory["npu/2"]
+
+
 def test_scaled_crossing_halves_the_bytes_of_lines() -> None:
     problem = make_problem()
     whole, half = (score(each, TWO) for each in (problem, scale_crossing(problem, 0.5)))
