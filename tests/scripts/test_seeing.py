@@ -158,4 +158,4 @@ def test_several_processes_draw_one_table(tmp_path: Path) -> None:
     assert head.startswith("loss ") and "steps/s" in head and stages.split()[0] == "stage"
     words = [row.split() for row in rows]
     assert [first for first, *_ in words[:5]] == ["npu", "gpu", "link", "npu->gpu", "gpu->npu"]
-    assert words[1][-3:] == ["the", "step", "before"]  # the lead is where the loss is; of gpu/0 it knows a step later
+    assert words[1][-2:] == ["previous", "step"]  # the lead is where the loss is; of gpu/0 it knows a step later
