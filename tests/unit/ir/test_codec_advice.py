@@ -150,24 +150,24 @@ def test_codec_warning_appears_only_if_the_predicted_step_is_longer(micro_batch:
         assert f"a step takes {duration(both)}, or {duration(alone)} without svd; remove it at " in warning
 
 
-def test_codec_warning_appears_once_per_source_line() -> None:
+def test_codec_warning_appears_once_per_source_line_on_the_boundary_with_the_largest_loss() -> None:
     keras.utils.clear_session(free_memory=False)
     inputs = keras.Input((64, 768))
     with nb.cluster():
         with nb.stage(cluster="gpu"), nb.compress(int8=True):
-            left, right = (keras.layers.Dense(768)(inputs) for _ in range(2))
+            sizes = [keras.layers.Dense(units)(inputs) for units in (96, 768, 192)]
         with nb.stage(cluster="npu"):
-            outputs = keras.layers.Dense(1)(left * right)
+            outputs = keras.layers.Dense(1)(keras.layers.concatenate(sizes))
     model = keras.Model(inputs, outputs)
     model.compile("sgd", "mse")
     nb.shutdown()
     with nb.init(links="100gbit,1ms"):
         plan = nb.plan(model, keras.KerasTensor((16, 64, 768)), keras.KerasTensor((16, 64, 1)))
     (warning,) = [note for note in plan.notes if note.startswith("warning: ")]
-    assert (
-        warning.endswith((" (also for b1)", " (also for b0)"))
-        and f" without nb.compress; remove it at {__file__}:" in warning
-    )
+    largest, middle, smallest = sorted(plan.boundaries, key=lambda each: -each.bytes)
+    assert f" without nb.compress; remove it at {__file__}:" in warning
+    assert warning.startswith(f"warning: {largest.name}, ")
+    assert warning.endswith(f" (also for {middle.name}, {smallest.name})")
 
 
 def test_texts_of_a_masked_boundary() -> None:
