@@ -108,6 +108,11 @@ def test_planned_model_trains_as_in_one_process(
 
 
 @pytest.mark.grid
+def test_replanned_variables_leave_the_clusters_that_do_not_need_them(replanned: FinishedRun) -> None:
+    assert replanned.get_common("frozen") == ["c0/0"]
+
+
+@pytest.mark.grid
 @pytest.mark.parametrize("key", ["history", "evaluated", "weights"])
 def test_replanning_does_not_change_the_results(
     key: str, replanned: FinishedRun, planned_and_reference: tuple[FinishedRun, dict[str, Any]]

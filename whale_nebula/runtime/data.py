@@ -202,7 +202,7 @@ def _open_log(folder: Path, actor: Identity, signer: Credentials | None) -> Audi
         try:
             return AuditLog(folder / f"data-{actor.stem}{f'-{number}' * (number > 0)}.jsonl", actor, signer)
         except AuditError as error:
-            if error.what != LOG_IN_USE or number == _MAX_LOGS - 1:
+            if error.what != LOG_IN_USE:
                 raise
     raise AuditError(LOG_IN_USE, where=str(folder))
 

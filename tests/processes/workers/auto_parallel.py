@@ -12,6 +12,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from tests.forced_plans import force_plans
 from tests.processes.worker_reports import report_value
+from whale_nebula.runtime.run import current_run
 
 KIB = 1500
 """The memory of a worker: too little for the model, enough for a half of it."""
@@ -23,7 +24,8 @@ def train_without_scopes(memory: str = f"{KIB}KiB", *texts: str) -> None:
     nb.auto_parallel(memory=memory, replan=bool(texts))
     first, tied, second, third = (keras.layers.Dense(192, activation="relu") for _ in range(4))
     inputs = hidden = keras.Input((64,))
-    for layer in (first, tied, second, tied, third, keras.layers.Dense(4)):
+    frozen = keras.layers.Dense(32, trainable=False)
+    for layer in (first, tied, second, tied, third, frozen, keras.layers.Dense(4)):
         hidden = layer(hidden)
     model = keras.Model(inputs, hidden)
     model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse", metrics=["mae"])
@@ -44,6 +46,7 @@ def train_without_scopes(memory: str = f"{KIB}KiB", *texts: str) -> None:
         report_value("weights", [float(np.abs(each).sum()) for each in model.get_weights()])
     if texts:
         report_value("ran", ran)
+        report_value("frozen", current_run().ledger.variables[id(frozen.kernel.value)].holders)
         report_value("last", {name: stage.cluster for name, stage in nb.plan(model, x[:32], y[:32]).stages.items()})
 
 
