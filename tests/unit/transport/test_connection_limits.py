@@ -144,6 +144,24 @@ class TestListenerUnderLoad:
         assert one._unlogged == 3
 
 
+def test_guard_closes_the_oldest_connections_without_a_stream() -> None:
+    """Accepted by this process, as by gRPC's server; the guard finds them among its files."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        port = listener.getsockname()[1]
+        guard = ConnectionGuard(port, Limits(total=10, address=2))
+        clients = []
+        for number in range(5):
+            clients.append(stack.enter_context(socket.create_connection(("127.0.0.1", port), TIMEOUT_SECONDS)))
+            stack.enter_context(listener.accept()[0])
+            if number == 0:
+                guard.add_stream(f"ipv4:127.0.0.1:{clients[0].getsockname()[1]}")
+            guard._close_surplus(float(number))
+        is_closed = [bool(select.select([each], [], [], 0.0)[0]) for each in clients]
+        assert is_closed == [False, True, True, False, False]
+        assert clients[1].recv(1) == b"" and guard._close_surplus(5.0) == 2
+
+
 class TestSurplus:
     """The choice of the connections that are closed if there are too many."""
 

@@ -53,12 +53,12 @@ class TestSystemErrors:
     def test_connection_guard_survives_a_failed_check(self, monkeypatch: pytest.MonkeyPatch) -> None:
         checks = threading.Semaphore(0)
 
-        def fail() -> list[tuple[int, Endpoint]]:
+        def fail() -> dict[tuple[int, int], Endpoint]:
             checks.release()
             raise OSError("Too many open files")
 
         guard = ConnectionGuard(1, Limits())
-        monkeypatch.setattr(guard, "_list_accepted_connections", fail)
+        monkeypatch.setattr(guard, "_find_accepted_connections", fail)
         guard.start()
         for _ in range(3):
             assert checks.acquire(timeout=TIMEOUT_SECONDS)
@@ -71,8 +71,8 @@ class TestSystemErrors:
                 guard = ConnectionGuard(port, Limits())
                 with monkeypatch.context() as patch:
                     patch.setattr("os.dup", _raise_too_many)
-                    assert list(guard._list_accepted_connections()) == []
-                ends = [end for _, end in guard._list_accepted_connections()]
+                    assert guard._find_accepted_connections() == {}
+                ends = [*guard._find_accepted_connections().values()]
                 assert Endpoint("127.0.0.1", client.getsockname()[1]) in ends
 
     def test_stream_without_a_thread_fails(self, monkeypatch: pytest.MonkeyPatch) -> None:

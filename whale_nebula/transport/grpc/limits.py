@@ -21,7 +21,7 @@ import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -200,7 +200,7 @@ class ConnectionGuard:
         self._streams: Counter[Endpoint] = Counter()
         self._idle_since: dict[Endpoint, float] = {}  # when each without a stream was first seen
         self._sources = KnownSources()
-        # the remote end by file and inode; None for a socket that is not an accepted connection of this port
+        # the remote end by file and inode; None for one that is no accepted connection of this port, or is shut
         self._endpoint_by_file: dict[tuple[int, int], Endpoint | None] = {}
         self._has_failed = False
         self._stop_event = threading.Event()
@@ -248,17 +248,18 @@ class ConnectionGuard:
 
     def _close_surplus(self, now: float) -> int:
         """Close surplus connections; returns the number of those without a stream."""
-        files = dict(self._list_accepted_connections())
+        accepted = self._find_accepted_connections()
         with self._lock:
-            idle = {end: self._idle_since.get(end, now) for end in files.values() if not self._streams[end]}
+            idle = {end: self._idle_since.get(end, now) for end in accepted.values() if not self._streams[end]}
             surplus = set(find_surplus(idle, now, self._limits, self._sources))
-        for file, end in files.items():
+        for socket_id, end in accepted.items():
             if end in surplus:
-                _shut_connection(file, self._port, end)
+                _shut_connection(socket_id[0], self._port, end)
+                self._endpoint_by_file[socket_id] = None  # until gRPC closes it, it is not counted as a new one
         self._idle_since = {end: since for end, since in idle.items() if end not in surplus}
         return len(idle)
 
-    def _list_accepted_connections(self) -> Iterable[tuple[int, Endpoint]]:
+    def _find_accepted_connections(self) -> dict[tuple[int, int], Endpoint]:
         known: dict[tuple[int, int], Endpoint | None] = {}
         for name in os.listdir(_FILES):
             with contextlib.suppress(OSError):
@@ -269,25 +270,24 @@ class ConnectionGuard:
                     if socket_id in self._endpoint_by_file:
                         known[socket_id] = self._endpoint_by_file[socket_id]
                     else:
-                        known[socket_id] = _find_other_end(file, self._port)
+                        with _copy_socket(file) as accepted:
+                            known[socket_id] = _find_other_end(accepted, self._port)
         self._endpoint_by_file = known
-        return [(file, end) for (file, _), end in known.items() if end is not None]
+        return {socket_id: end for socket_id, end in known.items() if end is not None}
 
 
-def _find_other_end(file: int, port: int) -> Endpoint | None:
+def _find_other_end(accepted: socket.socket, port: int) -> Endpoint | None:
     """The remote address of an accepted connection of a port; None for any other socket."""
-    with _copy_socket(file) as accepted:
-        if accepted.family in (socket.AF_INET, socket.AF_INET6) and accepted.getsockname()[1] == port:
-            host, number, *_ = accepted.getpeername()
-            return Endpoint(normalize_address(host), number)
+    if accepted.family in (socket.AF_INET, socket.AF_INET6) and accepted.getsockname()[1] == port:
+        host, number, *_ = accepted.getpeername()
+        return Endpoint(normalize_address(host), number)
     return None
 
 
 def _shut_connection(file: int, port: int, end: Endpoint) -> None:
     """Shut down a connection, if the file descriptor was not reused for another one."""
     with contextlib.suppress(OSError), _copy_socket(file) as accepted:
-        host, number, *_ = accepted.getpeername()
-        if accepted.getsockname()[1] == port and Endpoint(normalize_address(host), number) == end:
+        if _find_other_end(accepted, port) == end:
             accepted.shutdown(socket.SHUT_RDWR)
 
 
