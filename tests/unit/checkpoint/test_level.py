@@ -37,3 +37,18 @@ def test_part_of_an_abandoned_checkpoint_is_removed_from_memory(durable: bool, t
     level.close()
     assert not level.busy
     assert Path(level.folder.worker_path(3, "npu/0")).exists() == durable
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_unread_checkpoint_is_renamed_on_disk_and_removed_from_memory(durable: bool, tmp_path: Path) -> None:
+    group = Mock(worker="npu/0", members=("npu/0",), everyone=("npu/0",), exchange=lambda _, own: {"npu/0": own})
+    level = Level(Folder(str(tmp_path)), group, Pace(), keep=2, durable=durable)
+    names = []
+    for step in (3, 5):
+        level.write(Snapshot(Manifest(Position(step=step)), "npu/0", [make_whole_entry("weight", np.ones(4))], {}))
+        level.drain()
+        names += {path.name for path in tmp_path.iterdir()} - {*names}
+    level.clean(3)
+    level.close()
+    renamed = [f"skipped-{names[-1]}.0"] if durable else []
+    assert {path.name for path in tmp_path.iterdir()} == {*names[:-1], *renamed}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import keras
@@ -19,6 +21,7 @@ from whale_nebula.capture.step import signature
 from whale_nebula.errors import AbsentInputError, LinkClosedError
 from whale_nebula.runtime.keras import _name_arguments
 from whale_nebula.runtime.run import current_run
+from whale_nebula.runtime.step.actors import _join
 from whale_nebula.runtime.step.results import PendingResult
 from whale_nebula.runtime.step.step import Step, accepts_call, widen_signature
 from whale_nebula.spec import Spec
@@ -329,3 +332,23 @@ def test_single_process_refuses_absent_inputs() -> None:
         model.fit({"a": array, "b": array}, verbose=0)
     assert model.predict({"a": array, "b": array}, verbose=0).shape == (4, 2)
     assert np.isfinite(model.fit({"a": array, "b": array}, array, verbose=0).history["loss"][0])
+
+
+def test_interrupt_of_a_wait_for_threads_stops_them_and_waits_for_their_end() -> None:
+    is_waiting, is_stopped = threading.Event(), threading.Event()
+
+    class Futures(list[Future[bool]]):
+        def __iter__(self) -> Iterator[Future[bool]]:
+            is_waiting.set()
+            return super().__iter__()
+
+    def interrupt() -> bool:
+        is_waiting.wait(30)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        return is_stopped.wait(30)
+
+    with ThreadPoolExecutor(1) as pool:
+        futures = Futures([pool.submit(interrupt)])
+        with pytest.raises(KeyboardInterrupt):
+            _join(futures, lambda cause: is_stopped.set())  # type: ignore[arg-type]
+        assert [future.done() and future.result() for future in futures] == [True]

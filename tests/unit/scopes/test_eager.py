@@ -157,12 +157,12 @@ def use_scope_as_decorator() -> None:
         nb.stage(cluster="gpu")(lambda x: x)
 
 
-def use_stage_in_placement() -> None:
-    parse_placement({"a": nb.stage(cluster="gpu", name="head")})
+def use_scopes_in_placement() -> None:
+    parse_placement({"a": nb.stage(cluster="gpu", name="head"), "a/wide": nb.split(2)})
 
 
 @pytest.mark.parametrize(
-    "write", [enter_scope_later, enter_scope_conditionally, use_scope_as_decorator, use_stage_in_placement]
+    "write", [enter_scope_later, enter_scope_conditionally, use_scope_as_decorator, use_scopes_in_placement]
 )
 def test_entered_placed_or_refused_scopes_do_not_warn(write: Callable[[], None]) -> None:
     write()

@@ -209,6 +209,7 @@ def test_restored_model_continues_its_step_and_learning_rate(tmp_path: Path) -> 
                 found.append(model.get_weights()[0])
             if fresh:
                 nb.save(tmp_path / "saved", model)
+            assert nb.last_report().links["gpu->npu"].raw_bytes == 4 * model.count_params()
         nb.shutdown()
     assert crossed[0] == crossed[1] > 4 * crossed[2] and set(crossed[2:]) == {crossed[2]}
     moved = [np.abs(after - before).max() for before, after in itertools.pairwise(found)]
