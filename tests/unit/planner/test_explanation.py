@@ -18,7 +18,7 @@ from whale_nebula.plan.timing import duration
 from whale_nebula.planner.chain import Layers
 from whale_nebula.planner.cluster_costs import Grounds
 from whale_nebula.planner.decision import Decision, describe_excess, slow_down
-from whale_nebula.planner.explanation import FACTORS, WIDTH, describe_shape, scale_crossing
+from whale_nebula.planner.explanation import FACTORS, WIDTH, describe_shape, scale_crossing, stage_names
 from whale_nebula.planner.problem import Chain, ClusterCosts, Excess, Options, Part, Problem, Shape, WrittenStage
 from whale_nebula.planner.resizes import PlannedResize, Resize
 from whale_nebula.planner.score import score
@@ -115,6 +115,14 @@ def test_rest_of_a_short_single_stage_is_named() -> None:
     rest = duration(found.chosen.seconds - busy)
     expected = f"Stage gpu computes for {duration(busy)} of it, and updates and calls once per step take {rest}."
     assert expected in " ".join(found.explain().split())
+
+
+def test_stage_of_a_cluster_is_not_named_like_a_written_stage_of_another() -> None:
+    problem = make_problem()
+    problem = replace(problem, written_stages=(WrittenStage("gpu", 3, 4), WrittenStage("gpu-2", 4, 5)))
+    parts = [Part(0, 0, 3), Part(1, 3, 4), Part(1, 4, 5)]
+    assert stage_names(problem, parts[:2]) == ["gpu-3", "gpu"]
+    assert stage_names(replace(problem, written_stages=()), parts) == ["gpu", "npu-0", "npu-1"]
 
 
 def test_memory_is_named_by_the_workers_of_a_run_which_are_sorted_by_name() -> None:
