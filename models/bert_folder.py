@@ -1,6 +1,6 @@
 """Read and write a BERT as a Hugging Face folder: `config.json`, `model.safetensors`, `vocab.txt`.
 
-None of these files contains code. `safetensors` reads and writes them; it comes with `pip install whale-nebula[bert]`.
+None of these files contains code. `safetensors` reads and writes them; it comes with the extra `bert`.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import shlex
 import subprocess
@@ -45,6 +46,9 @@ class PageCommands:
         words = shlex.split(self.localize(line), comments=False)
         if words[-1] == "&":
             return self.serve(words)
+        if words[0] == "umask":
+            os.umask(int(words[1], 8))
+            return ""
         if words[0] in ("mkdir", "cp"):
             subprocess.run(words, check=True)
             return ""
@@ -59,7 +63,6 @@ class PageCommands:
         main(words[1:])
         said = "".join(capsys.readouterr())
         if target:
-            Path(target).touch(0o600)
             Path(target).write_text(said)
             return ""
         if found := re.search(r"invitation: (\S+)", said):
@@ -103,6 +106,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PageCo
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(f"# {name}\n{text}")
     with contextlib.ExitStack() as services:
+        services.callback(os.umask, os.umask(0o022))
         yield PageCommands(services)
 
 
