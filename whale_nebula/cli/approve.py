@@ -130,8 +130,8 @@ RECORD_FORMAT = "whale_nebula program 1"
 def _approve(args: argparse.Namespace, words: Words, days: float) -> int:
     path = words.script or ""
     if not Path(path).is_file():
-        mend = "whale-nebula approve path/to/train.py"
-        return print_error(PlanError(f"file {path!r} does not exist", mend=mend), as_json=args.json, code=exits.NO_FILE)
+        error = ConfigError(f"file {path!r} does not exist", mend="whale-nebula approve path/to/train.py")
+        return print_error(error, as_json=args.json, code=exits.NO_FILE)
     config, folder, approvals = _find_folders(args)
     signer = None if args.dry else _load_signer(folder, config, days)
     plan_program = _plan_script if args.dry else _plan_in_subprocess

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from whale_nebula.cli import arguments as exits
 from whale_nebula.cli.arguments import Words, print_error, remark
 from whale_nebula.config import load, parse_links
-from whale_nebula.errors import NebulaError, PlanError, StateError
+from whale_nebula.errors import ConfigError, NebulaError, PlanError, StateError
 from whale_nebula.launch.worker_exit import select_own_lines
 from whale_nebula.plan.plan import Plan
 from whale_nebula.report.records import LinkReport, StageReport
@@ -103,7 +103,7 @@ def _report_failed(path: str, ending: ScriptEnd, as_json: bool, kind: str) -> No
 
 
 def _report_missing_file(path: str, as_json: bool, mend: str = "whale-nebula show path/to/train.py") -> int:
-    kind = StateError if mend == _NO_REPORT else PlanError
+    kind = StateError if mend == _NO_REPORT else ConfigError
     return print_error(kind(f"file {path!r} does not exist", mend=mend), as_json=as_json, code=exits.NO_FILE)
 
 

@@ -54,7 +54,7 @@ def read_yaml(path: Path, what: str = "the config", example: str = _EXAMPLE) -> 
     except (OSError, UnicodeDecodeError) as error:
         reason, mend = "it is not UTF-8 text", "save the file in UTF-8"
         if isinstance(error, OSError):
-            reason, mend = error.strerror or str(error), "give the path of a YAML file, or a dict"
+            reason, mend = error.strerror or str(error), "give the path of a YAML file"
         raise ConfigError(f"{what} cannot be read", where=str(path), why=reason, mend=mend) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)

@@ -128,7 +128,7 @@ def read_address(place: Place) -> str:
     """
     match = _ADDRESS.fullmatch(place.value) if isinstance(place.value, str) else None
     if match is None or not 0 < int(match[2]) < 65536:
-        why = "an address has the form host:port, with an IPv6 host in brackets"
+        why = "an address has the form host:port, with an IPv6 host in brackets and a port from 1 to 65535"
         mend = f'{place.path or "address"}: "10.77.0.2:7101"'
         raise place.make_error(f"{place.value!r} is not an address", why=why, mend=mend)
     return str(place.value)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from whale_nebula.config.schema import DEPENDS, ITSELF, Forbid
-from whale_nebula.errors import ForbiddenCrossingError, NebulaWarning
+from whale_nebula.errors import ForbiddenCrossingError
 from whale_nebula.ir.cut import ALL_CLUSTERS, InputCrossing
+from whale_nebula.site import script_site, warn_at
 
 _LISTED = 4
 _ALL = "*"
@@ -68,7 +68,7 @@ def check_forbidden(
         if not inputs:
             why = f"the step has no inputs; these rules match nothing: {rules_text}"
         mend = f"forbid: [{inputs[-1]} -> ...]" if inputs else "pass the data that the rules name as arguments"
-        warnings.warn(NebulaWarning(what, why=why, mend=mend), stacklevel=2)
+        warn_at(script_site(), what, why=why, mend=mend)
     breaches = list(find_breaches(crossings, rules))
     if not breaches:
         return

@@ -359,7 +359,9 @@ class Session:
                 where=peer,
                 why="each process reads its own copy of the data, and the copies differ in their rows or their order",
                 mend="shuffle with a seed: dataset.shuffle(n, seed=1), or fit(shuffle=False)\n"
-                "or draw the data with a seed: np.random.default_rng(1)",
+                "or draw the data with a seed: np.random.default_rng(1)"
+                + "\nor give nb.shard elements that are equal in all processes: files under the same, relative, paths"
+                * (not unlike and has_other_order),
             )
 
     def _send(self, about: str, doing: str, sheet: Sheet, peers: Collection[str] | None = None) -> None:
