@@ -201,9 +201,12 @@ def open_parquet(folder: Path, pattern: str, columns: Sequence[str]) -> Source:
         with open_inside(folder, path) as file:
             try:
                 table = parquet.read_table(file, columns=list(columns))
-                for name, selected in parts.items():
+                for name, selected in parts.items() if table.num_rows else ():
                     values = table.column(name).to_pylist()
-                    texts = bool(values) and isinstance(values[0], str | bytes)
+                    if None in values:
+                        what, mend = f"column {name!r} lacks a value in row {values.index(None)}", "fill missing values"
+                        raise InterfaceError(what, where=str(path), mend=mend)
+                    texts = isinstance(values[0], str | bytes)
                     selected.append(
                         make_text_column([each.encode() if isinstance(each, str) else each for each in values])
                         if texts
@@ -213,7 +216,7 @@ def open_parquet(folder: Path, pattern: str, columns: Sequence[str]) -> Source:
                 raise InterfaceError(
                     "this Parquet file cannot be read", where=str(path), why=str(error)[:300]
                 ) from None
-    return Arrays({name: np.concatenate(selected) for name, selected in parts.items()})
+    return Arrays({name: np.concatenate(selected) if selected else np.empty(0) for name, selected in parts.items()})
 
 
 def _from_arrow(table: Any, name: str) -> Any:
