@@ -11,6 +11,7 @@ import whale_nebula as nb
 from tests.parity.zoo import ZOO
 from tests.processes.worker_reports import encode_outcome
 from tests.processes.worker_runs import FinishedRun, run_workers_and_reference
+from tests.processes.workers.scenarios import train_on_few_rows
 from tests.processes.workers.train import SPEEDS, read_case, train_slowed_replicas
 
 DEADLINE = 300.0
@@ -63,3 +64,12 @@ def test_replica_seconds_are_known_in_all_processes(four_workers: RunAndReferenc
 def test_diverged_replicas_are_reported(four_workers: RunAndReference) -> None:
     said = four_workers[0].get_all("spoiled")
     assert all("the replicas in c0/0, c0/1 no longer have the same variables" in each for each in said), said
+
+
+def test_replica_without_rows_takes_part_in_sums() -> None:
+    """Its zeros for a later stage are sums that an earlier stage of the other replica waits for."""
+    workers = {"c0/0": "c0", "c1/0": "c1", "c1/1": "c1"}
+    found, expected = run_workers_and_reference(
+        "scenarios", workers, "report_few_rows", deadline=DEADLINE, alone=train_on_few_rows
+    )
+    assert found.get_common("weights") == expected

@@ -235,6 +235,7 @@ def _translate_error(raised: RaisedError, graph: Any, specs: TensorSpecs) -> Neb
 
 
 # ------------------------------------------------------------------------------------------ the number of rows
+_DYNAMIC_SHAPE = re.compile(r"\b(tf|ops)\.shape\(")  # never None
 _PARTLY_KNOWN = ("partially known TensorShape", "Cannot infer argument `num` from shape", "None dimensions")
 
 
@@ -242,9 +243,8 @@ def _find_static_batch(raised: RaisedError, graph: Any) -> NebulaError | None:
     """The error for an operation that failed on None, after a shape was read or a reshape fixed the number of rows."""
     if not isinstance(raised.error, (TypeError, ValueError)) or "None" not in raised.text:
         return None
-    reads = (
-        "shape" in raised.source or "len(" in raised.source or any(phrase in raised.text for phrase in _PARTLY_KNOWN)
-    )
+    source = _DYNAMIC_SHAPE.sub("", raised.source)
+    reads = "shape" in source or "len(" in source or any(phrase in raised.text for phrase in _PARTLY_KNOWN)
     fixed_reshape = find_fixed_reshape(graph) if not reads or "shape=(None" in raised.text else None
     if fixed_reshape is not None or not reads:
         return None if fixed_reshape is None else fixed_reshape.error()

@@ -230,6 +230,7 @@ _CONTINUATION = re.compile(r"  (why|mend): |   {5,}")
 _OUR_ERRORS = re.compile(r"whale_nebula\.errors\.\w+: NB-\d{3} ")
 _COMPARED = LIMIT // 2
 _CODE = re.compile(r"NB-\d{3} ")
+_FAILURE_SUFFIX = " failed with an error"
 
 
 def format_failure_line(worker: str) -> str:
@@ -238,7 +239,7 @@ def format_failure_line(worker: str) -> str:
     >>> format_failure_line("gpu/0")
     'whale-nebula: worker gpu/0 failed with an error'
     """
-    return f"whale-nebula: worker {worker} failed with an error"
+    return f"whale-nebula: worker {worker}{_FAILURE_SUFFIX}"
 
 
 class LastErrorFilter:
@@ -281,14 +282,19 @@ def find_last_message(errors: str) -> str:
 
 
 def find_last_error_line(errors: str) -> str:
-    r"""The line that most likely explains why a process ended: the last with an error's code, otherwise the last line.
+    r"""The line that most likely explains why a process ended: the last with an error's code, otherwise the last line;
+    of those after the line above its traceback, if it has written one.
 
     >>> find_last_error_line("Traceback ...\nwhale_nebula.errors.LinkClosedError: NB-401 worker 'npu/0' is gone\n")
     "NB-401 worker 'npu/0' is gone"
+    >>> find_last_error_line(f"NebulaWarning: NB-900 x\n{format_failure_line('gpu/0')}\nValueError: no\n")
+    'ValueError: no'
     >>> find_last_error_line("Traceback ...\n  File x\nValueError: no\n\n"), find_last_error_line("")
     ('ValueError: no', '')
     """
-    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    written = [line.strip() for line in errors.splitlines() if line.strip()]
+    heads = [number for number, line in enumerate(written) if line.endswith(_FAILURE_SUFFIX)]
+    lines = written[heads[-1] + 1 :] if heads else written
     coded = [found[0] for line in lines if (found := re.search(r"NB-\d{3} .*", line))]
     return (coded or lines or [""])[-1]
 

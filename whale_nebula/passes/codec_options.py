@@ -13,6 +13,7 @@ from whale_nebula.ir.cut import Boundary, Cut, Worker
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.replicas import list_stage_workers
 from whale_nebula.spec import Value
+from whale_nebula.wire.frame import MAX_RANK
 from whale_nebula.wire.tensor import DTYPE_NAMES
 
 
@@ -191,11 +192,18 @@ def check_crossable(cut: Cut, where: Callable[[int], str]) -> None:
     """
     stages, graph = cut.program.stages, cut.program.graph
     for boundary in cut.boundaries:
-        source, op, dtype = stages[boundary.source], graph.ops[boundary.value.op], graph.spec(boundary.value).dtype
+        source, op, spec = stages[boundary.source], graph.ops[boundary.value.op], graph.spec(boundary.value)
         away = [stages[s].key for s in boundary.destinations if stages[s].cluster != source.cluster]
-        if away and dtype not in DTYPE_NAMES:
+        if away and (spec.rank or 0) > MAX_RANK:
             raise PlanError(
-                f"a tensor of type {dtype} would cross from stage {source.key!r} to stage {away[0]!r}",
+                f"a tensor of rank {spec.rank} would cross from stage {source.key!r} to stage {away[0]!r}",
+                where=f"{op.name} ({op.type}), {where(op.index)}",
+                why=f"a tensor that is sent has at most {MAX_RANK} axes",
+                mend=f"tf.reshape it in {source.key!r}, and back in {away[0]!r}",
+            )
+        if away and spec.dtype not in DTYPE_NAMES:
+            raise PlanError(
+                f"a tensor of type {spec.dtype} would cross from stage {source.key!r} to stage {away[0]!r}",
                 where=f"{op.name} ({op.type}), {where(op.index)}",
                 why="only numbers and booleans can be sent between clusters",
                 mend=f"keep it inside one stage: move {op.type} into {away[0]!r}, "

@@ -296,6 +296,36 @@ def report_results(cases: str, replicated: str = "") -> None:
     nb.shutdown()
 
 
+ONE_AND_TWO: dict[str, Any] = {
+    "clusters": {
+        "c0": {"workers": ["127.0.0.1:7000"]},
+        "c1": {"workers": [{"address": f"127.0.0.1:{port}", "speed": 1} for port in (7001, 7002)]},
+    }
+}
+
+
+def train_on_few_rows() -> list[str]:
+    """Train four stages that alternate between the clusters, the second of which has two replicas; in the last steps,
+    after those that are timed, a replica has no micro-batch. Returns the weights.
+    """
+    with nb.init(ONE_AND_TWO):
+        keras.utils.set_random_seed(4)
+        hidden = inputs = keras.Input((6,))
+        with nb.cluster(), nb.pipeline(2):
+            for number in range(4):
+                with nb.replica(1 + number % 2), nb.stage(cluster=f"c{number % 2}", name=f"stage{number}"):
+                    hidden = keras.layers.Dense(6)(hidden)
+        model = keras.Model(inputs, hidden)
+        model.compile("sgd", "mse")
+        for rows in (4, 4, 4, 4, 4, 1, 1):
+            model.train_on_batch(X[:rows], X[:rows])
+        return digest_tensors(model.get_weights())
+
+
+def report_few_rows() -> None:
+    report_value("weights", train_on_few_rows())
+
+
 def run_ahead(folder: str) -> None:
     """Run a step whose stage in c1 waits until c0 has returned all results, those of c1 included."""
     nb.init()
@@ -543,6 +573,6 @@ if __name__ == "__main__":
     run_selected(
         (
             report_held_variables, keep_results, move_variables, keep_weights, run_custom_loop, run_file_callbacks,
-            run_ahead, report_results, train_on_own_side, run_mismatches,
+            run_ahead, report_results, report_few_rows, train_on_own_side, run_mismatches,
         )
     )  # fmt: skip

@@ -88,6 +88,17 @@ def test_strings_between_stages_are_refused() -> None:
     check_error(PlanError, lambda: make_string_step("a"), *said, at=find_marked_line("string"))
 
 
+def test_tensor_of_many_axes_between_stages_is_refused() -> None:
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.stage(cluster="a"):
+            x = tf.reshape(x, [-1, *[1] * 8])
+        with nb.stage(cluster="b"):
+            return tf.reduce_sum(tf.square(x))
+
+    check_error(PlanError, lambda: step(tf.ones([4])), "a tensor of rank 9 would cross", "tf.reshape it in 'a'")
+
+
 def test_string_result_is_refused_across_processes() -> None:
     """It would be sent to all processes; with `results: owner` it stays."""
 

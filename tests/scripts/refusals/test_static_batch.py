@@ -179,6 +179,14 @@ def test_python_reading_the_row_count_is_refused(middle: Any, mend: str, micro: 
     )
 
 
+def test_missing_sample_weights_are_not_taken_for_a_static_shape() -> None:
+    def loss(y: Any, p: Any, weights: Any = None) -> Any:
+        return tf.reduce_sum((y - p) * weights) / tf.cast(tf.shape(y)[0], tf.float32)  # mark: weights
+
+    said = "the step cannot be traced", "None"
+    check_error(CaptureError, lambda: fit(build_subclassed(loss=loss)), *said, at=find_marked_line("weights"))
+
+
 def test_shape_error_of_the_user_is_unchanged() -> None:
     def picky(x: Any) -> Any:
         raise ValueError(f"I want no shape like {x.shape}")

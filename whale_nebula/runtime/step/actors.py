@@ -246,11 +246,16 @@ class ActorStep(Runner):
 
     def _make_stage_run(self, step: RunningStep, seat: Seat, values: dict[Value, Any]) -> StageRun:
         replicas = self.routing.seats(seat.stage, self.routing.hosts[seat.stage][seat.replica])[seat]
-        turns = (m for m in range(len(step.batch.slices)) if self.routing.replica(seat.stage, m) in replicas)
+        count = len(step.batch.slices)
+        turns = (m for m in range(count) if self.routing.replica(seat.stage, m) in replicas)
+        # A replica without micro-batches adds its zeros after those of its other stages, which may wait for this one.
+        can_overlap = not self.is_sampled and all(
+            self.routing.turns(seat.stage, host, count) for host in self.routing.hosts_of(seat.stage)
+        )
         return StageRun(
             self.compiled, seat.stage, step.batch, step.stage_exchange or step.link_exchange, values,
             GradientSums(self.compiled.cut.program), step.clocks.stages[seat], tuple(turns),
-            None if self.is_sampled else self.allreduce, self.is_sampled,
+            self.allreduce if can_overlap else None, self.is_sampled,
         )  # fmt: skip
 
     def _run_micro_batches(self, step: RunningStep, phase: PhasePlan, runs: Mapping[Seat, StageRun]) -> None:
