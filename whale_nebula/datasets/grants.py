@@ -151,9 +151,9 @@ class Grants:
 
     def list_permissions(self, *, dataset: str | None = None) -> list[Permission]:
         """All requests with their outcomes, or those for a dataset, the oldest first."""
-        query = "select * from permission where ?1 is null or dataset = ?1 order by asked, number"
+        query = "select * from permission where :dataset is null or dataset = :dataset order by asked, number"
         with self.registry.read_transaction():
-            found = self.registry.database.execute(query, (dataset,))
+            found = self.registry.database.execute(query, {"dataset": dataset})
             return [Permission(*row) for row in found]
 
     def check(self, account: str, name: str, purpose: str | None = None) -> tuple[Dataset, Permission]:
