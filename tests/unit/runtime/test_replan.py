@@ -149,4 +149,4 @@ def test_wrong_configured_flops_are_reported_and_corrected(cache: Path, monkeypa
     while first.replaces is not None:
         first = first.replaces
     assert "gpu" in [each.cluster for each in first.assignment.stages]
-    assert first.reasons[0].startswith("npu computes") and "in an earlier run" in first.reasons[0]
+    assert first.reasons[0].startswith("cluster npu computes") and "in an earlier run" in first.reasons[0]
