@@ -124,6 +124,14 @@ def test_silence_removes_files_of_loggers(silent: bool, tmp_path: Path, monkeypa
     assert written == (set() if silent else {"log", "events"})
 
 
+def test_save_embeddings_writes_the_file_of_keras(tmp_path: Path) -> None:
+    board = keras.callbacks.TensorBoard(tmp_path, embeddings_freq=2)
+    board.set_model(fit_model())
+    (tmp_path / "train").mkdir(exist_ok=True)
+    keras_training.save_embeddings(board, 4)
+    assert [path.name for path in tmp_path.rglob("*.h5")] == ["keras_embedding.ckpt-4.weights.h5"]
+
+
 def test_overrides_hook_and_may_change_variables_of_callbacks() -> None:
     class OldName(keras.callbacks.Callback):
         def on_batch_end(self, batch: int, logs: Any = None) -> None:

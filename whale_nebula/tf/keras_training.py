@@ -314,6 +314,11 @@ def _silence_method(plain: Method, is_silent: Callable[[], bool]) -> Method:
     return hook
 
 
+def save_embeddings(callback: Any, epoch: int) -> None:
+    """Save the weights of a model for the projector of TensorBoard, as its callback does at the end of an epoch."""
+    callback._log_embeddings(epoch)
+
+
 def find_backup_path(callback: Any) -> str:
     """The file of weights that a backup writes and reads."""
     return str(callback._weights_path)
