@@ -294,7 +294,7 @@ class Curriculum(keras.callbacks.Callback):
         """The shape of a tensor's row for a length, from the tensor's full shape."""
         return tuple(length if size == self.end else size for size in full[1:])
 
-    def _cut_fit(self, dataset: Any) -> tf.data.Dataset:
+    def _cut_fit(self, dataset: Any, batches: int | None) -> tf.data.Dataset:
         if not isinstance(dataset, tf.data.Dataset):
             raise self._not_a_dataset_error(dataset)
         self._check(dataset.element_spec)
@@ -302,12 +302,14 @@ class Curriculum(keras.callbacks.Callback):
         if self._position is None:
             self._position = Position.at(0)
         self._position.begin.assign(self._position.reached)
-        return self._cut_dataset(dataset, self._position)
+        return self._cut_dataset(dataset, self._position, batches)
 
-    def _cut_dataset(self, dataset: tf.data.Dataset, position: Position) -> tf.data.Dataset:
+    def _cut_dataset(self, dataset: tf.data.Dataset, position: Position, batches: int | None = None) -> tf.data.Dataset:
+        """A dataset cut from a position on. A reader may stop after `batches`, without reading the end of a pass."""
         begins, lengths = tf.constant(list(self.changes), tf.int64), tf.constant(self.lengths, tf.int32)
         begin, reached = position
         count = dataset.cardinality()
+        last = count if batches is None else tf.constant(batches, tf.int64)
 
         def start_pass(_: Any) -> tf.data.Dataset:
             before = begin.read_value()
@@ -315,7 +317,7 @@ class Curriculum(keras.callbacks.Callback):
             def cut(number: Any, batch: Any) -> Any:
                 step = before + number
                 reached.assign(step + 1)
-                begin.assign(tf.where(number + 1 == count, step + 1, begin))
+                begin.assign(tf.where(number + 1 == last, step + 1, begin))
                 return self._cut(batch, lengths[tf.searchsorted(begins, step[None], side="right")[0] - 1])
 
             return dataset.enumerate().map(cut)

@@ -50,10 +50,14 @@ def test_change_fit_data_in_set_model_changes_the_training_data() -> None:
         def set_model(self, model: Any) -> None:
             super().set_model(model)
             found.append(model.get_weights()[0])
-            found.append(keras_training.change_fit_data(model, lambda data: data.map(lambda x, y: (0.0 * x, y))))
+            found.append(
+                keras_training.change_fit_data(
+                    model, lambda data, batches: data.map(lambda x, y: (0.0 * x, y)).take(batches)
+                )
+            )
 
     model = fit_model(DataChanger())
-    assert found[1] is True and keras_training.change_fit_data(model, lambda data: data) is False
+    assert found[1] is True and keras_training.change_fit_data(model, lambda data, _: data) is False
     np.testing.assert_array_equal(model.get_weights()[0], found[0])  # rows of zeros give a kernel no gradient
 
 
@@ -122,6 +126,14 @@ def test_silence_removes_files_of_loggers(silent: bool, tmp_path: Path, monkeypa
     fit_model(*loggers)
     written = {path.name.split(".")[0] for path in tmp_path.rglob("*") if path.is_file()}
     assert written == (set() if silent else {"log", "events"})
+
+
+def test_save_embeddings_writes_the_file_of_keras(tmp_path: Path) -> None:
+    board = keras.callbacks.TensorBoard(tmp_path, embeddings_freq=2)
+    board.set_model(fit_model())
+    (tmp_path / "train").mkdir(exist_ok=True)
+    keras_training.save_embeddings(board, 4)
+    assert [path.name for path in tmp_path.rglob("*.h5")] == ["keras_embedding.ckpt-4.weights.h5"]
 
 
 def test_overrides_hook_and_may_change_variables_of_callbacks() -> None:

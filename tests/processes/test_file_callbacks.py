@@ -59,6 +59,7 @@ def test_loggers_write_each_file_once(runs: Mapping[str, FinishedRun], folder: P
     header, *rows = (folder / "log.csv").read_text().splitlines()
     assert (header.split(",")[0], [row.split(",")[0] for row in rows]) == ("epoch", ["0", "1", "2"])
     assert [path.parent.name for path in (folder / "events").rglob("*tfevents*")] == ["train"]
+    assert len(list((folder / "events").rglob("keras_embedding*"))) == len(rows)
 
 
 def test_stage_without_incoming_gradients_does_not_wait(runs: Mapping[str, FinishedRun]) -> None:

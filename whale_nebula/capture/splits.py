@@ -157,7 +157,7 @@ def stamp_siblings(trace: Any, graph: Graph) -> Graph:
 
 
 def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Program:
-    """The program with the variables that its splits shard, and the number of shards in each stage."""
+    """The program with the variables that its splits shard, and the number of shards in each stage, 1 without any."""
     split_frames: list[Frame] = trace.entered_scopes.splits
     found: dict[tuple[int, int], tuple[int, Frame]] = {}
     caught: list[Frame] = []
@@ -190,9 +190,6 @@ def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Progr
         for frame in inside:
             if frame in split_frames and frame.options["count"]:
                 _warn_if_elastic(frame, stages[number])
-    if any(stage.speeds for stage in stages):
-        found_speeds = find_replica_speeds(stages, get_worker_speeds())
-        stages = [replace(stage, speeds=each) for stage, each in zip(stages, found_speeds, strict=True)]
     for frame in split_frames:
         if all(frame is not each for each in caught):
             _warn_if_unused(frame)
@@ -205,6 +202,11 @@ def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Progr
     for (of, _), (_, frame) in found.items():
         if frame in split_frames and longest[frame] < stages[of].shards:
             _warn_if_short(frame, longest[frame], stages[of].shards)
+    divided = {split.stage for split in splits}
+    stages = [stage if number in divided else replace(stage, shards=1) for number, stage in enumerate(stages)]
+    if any(stage.speeds for stage in stages):
+        found_speeds = find_replica_speeds(stages, get_worker_speeds())
+        stages = [replace(stage, speeds=each) for stage, each in zip(stages, found_speeds, strict=True)]
     return replace(program, stages=tuple(stages), splits=tuple(splits))
 
 

@@ -66,9 +66,11 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held_layouts: Mapping
             own = {op: layout for op, layout in slots.items() if op not in readers}
             given, why = _find_gradients(cut, number, count, own)
             notes, settled = [*notes, *why], settled | program.variable_ops.keys()
+        held = [program.variable_ops[op].path for op in own if held_layouts.get(op) == WHOLE_LAYOUT]
         own |= {op: layout for op, layout in held_layouts.items() if op in own or count > 1}
         if count < 2 or all(layout.kind != SPLIT for layout in (*own.values(), *given.values())):
-            found |= {number: Layouts(count, {}, notes=tuple(notes))} if shared and count > 1 and notes else {}
+            notes += [f"{path} is not sharded: an earlier program needs it completely" for path in held]
+            found |= {number: Layouts(count, {}, notes=tuple(notes))} if count > 1 and notes else {}
             continue
         if folds is None:
             batched = {leaf.op: 0 for leaf in program.leaves if leaf.batched}
@@ -301,9 +303,13 @@ def check_held_layouts(cut: Cut, held_layouts: Mapping[int, Layout]) -> None:
 
 
 def check_devices(cut: Cut, at: Callable[[int], str], *, collectives: bool) -> None:
-    """Between processes, refuse a split stage without a worker for each of its devices, and unsupported features. `at`
-    returns the line of an op.
+    """Between processes, refuse a split stage with nothing in pieces, one without a worker for each of its devices, and
+    unsupported features. `at` returns the line of an op.
     """
+    for number, stage in enumerate(cut.program.stages):
+        if stage.shards > 1 and number not in cut.layouts and len(cut.workers_of(number)) > 1:
+            where = next((split.where for split in cut.program.splits if split.stage == number), stage.where)
+            raise _nothing_divided_error(cut, stage, where)
     for number, layouts in cut.layouts.items():
         for op in sorted(layouts.reshards):
             _check_handles(cut.program, op, layouts.reshards[op], at)
@@ -328,6 +334,16 @@ def check_devices(cut: Cut, at: Callable[[int], str], *, collectives: bool) -> N
                 why="they use TensorFlow's collectives, which cannot be enabled after TensorFlow has started",
                 mend="call nb.init() before anything that creates a tensor, a variable or a layer",
             )
+
+
+def _nothing_divided_error(cut: Cut, stage: Stage, where: str) -> PlanError:
+    """The error for a split stage of whose variables none is in pieces."""
+    return PlanError(
+        f"nb.split divides no variable of stage {stage.key!r}",
+        where=where,
+        why="; ".join(note for note in cut.notes if " not sharded: " in note),
+        mend="remove nb.split there, or use it around the same layers, which no other stage runs, in all programs",
+    )
 
 
 def _worker_count_error(stage: Stage, there: int, where: str) -> OptionError:

@@ -121,14 +121,15 @@ def find_fit() -> Fit | None:
     )
 
 
-def change_fit_data(model: Any, change: Callable[[tf.data.Dataset], tf.data.Dataset]) -> bool:
+def change_fit_data(model: Any, change: Callable[[tf.data.Dataset, int | None], tf.data.Dataset]) -> bool:
     """Replace the training data of this model's innermost running `fit` of Keras, which has not begun its first epoch,
-    by the result of `change`. Returns whether there is such a `fit`. A callback can call it in `set_model`.
+    by the result of `change`, which also gets the number of batches of an epoch, if Keras knows it. Returns whether
+    there is such a `fit`. A callback can call it in `set_model`.
     """
     data = find_epoch_iterator(model, "fit")
     if data is None:
         return False
-    data._distributed_dataset = change(data._distributed_dataset)
+    data._distributed_dataset = change(data._distributed_dataset, data.data_adapter.num_batches)
     return True
 
 
@@ -312,6 +313,11 @@ def _silence_method(plain: Method, is_silent: Callable[[], bool]) -> Method:
         return None if is_silent() else plain(*args, **kwargs)
 
     return hook
+
+
+def save_embeddings(callback: Any, epoch: int) -> None:
+    """Save the weights of a model for the projector of TensorBoard, as its callback does at the end of an epoch."""
+    callback._log_embeddings(epoch)
 
 
 def find_backup_path(callback: Any) -> str:

@@ -273,9 +273,10 @@ def run_file_callbacks(where: str, weights: str) -> None:
         path = folder / "each/{epoch}/model.weights.h5"
         checkpoint = keras.callbacks.ModelCheckpoint(str(path), save_weights_only=True)
         kept = backup("kept", delete_checkpoint=False, double_checkpoint=True)
+        (folder / "events").mkdir(exist_ok=True)  # where TensorBoard describes embeddings before Keras makes it
         loggers = (
             keras.callbacks.CSVLogger(folder / "log.csv", append=True),
-            keras.callbacks.TensorBoard(folder / "events", histogram_freq=2),
+            keras.callbacks.TensorBoard(folder / "events", histogram_freq=2, embeddings_freq=1),
         )
         report_value("unbroken", trained(kept, checkpoint, *loggers))
         report_value("kept", files("kept"))

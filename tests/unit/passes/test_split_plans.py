@@ -18,9 +18,9 @@ import tensorflow as tf
 import whale_nebula as nb
 from tests.unit.passes.programs import list_cases
 from tests.unit.passes.rules.fold_texts import list_batched_inputs, parse_graph
-from whale_nebula.errors import NotYetError
+from whale_nebula.errors import NebulaWarning, NotYetError, PlanError
 from whale_nebula.ir.cut import Worker
-from whale_nebula.ir.layout import SPLIT, Layout, Layouts, count_bytes
+from whale_nebula.ir.layout import SPLIT, WHOLE_LAYOUT, Layout, Layouts, count_bytes
 from whale_nebula.models import SwitchFeedForward
 from whale_nebula.passes.completion import Completion, Question, complete_layouts
 from whale_nebula.passes.facts import LayoutChange
@@ -277,6 +277,45 @@ def test_branch_that_reads_a_split_variable_is_refused_across_processes() -> Non
     ) as caught:
         check_devices(cut, lambda op: captured.program.graph.ops[op].type, collectives=True)
     assert caught.value.where == "If" and "exclude it from nb.split" in str(caught.value.mend)
+
+
+@pytest.mark.parametrize(
+    ("held", "tied", "reason"),
+    [(True, False, "an earlier program needs it completely"), (False, True, "other stages also hold it")],
+)
+def test_split_of_nothing_is_refused_across_processes(held: bool, tied: bool, reason: str) -> None:
+    kernel = tf.Variable(tf.ones((4, 4)), name="kernel")
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.cluster():
+            with nb.stage(cluster="d"):
+                x = x @ kernel if tied else 2 * x
+            with nb.stage(cluster="c"), nb.split(2):
+                return x @ kernel
+
+    step(np.ones((2, 4), "float32"))
+    program = step._step.last.captured.program
+    workers = [Worker("c/0", "c", (1,)), Worker("c/1", "c", (1,)), Worker("d/0", "d", (0,))]
+    cut = cut_program(
+        program, workers, held_layouts=dict.fromkeys(program.variable_ops, WHOLE_LAYOUT) if held else None
+    )
+    with pytest.raises(PlanError, match="divides no variable of stage 'c'") as caught:
+        check_devices(cut, lambda op: "", collectives=True)
+    assert caught.value.why == f"kernel is not sharded: {reason}"
+
+
+def test_split_of_too_few_entries_has_one_device() -> None:
+    kernel = tf.Variable(tf.ones((4, 1)), name="kernel")
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.cluster(), nb.stage(cluster="c"), nb.split(2):
+            return x @ kernel
+
+    with pytest.warns(NebulaWarning, match=r"nb\.split has no effect"):
+        step(np.ones((2, 4), "float32"))
+    assert [stage.shards for stage in step._step.last.captured.program.stages] == [1]
 
 
 @pytest.mark.parametrize(

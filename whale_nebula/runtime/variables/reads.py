@@ -164,7 +164,7 @@ def make_callbacks_collective() -> None:
         if isinstance(callback, keras_training.LOGGERS) and not hasattr(callback, "nebula_shared"):
             callback.nebula_shared = True
             keras_training.silence(callback, functools.partial(_is_written_elsewhere, callback))
-            if getattr(callback, "histogram_freq", 0):
+            if getattr(callback, "histogram_freq", 0) or getattr(callback, "embeddings_freq", 0):
                 log = functools.partial(_log_weights, callback)
                 keras_training.replace_method(callback, "log", functools.partial(_call_instead, log))
         if isinstance(callback, kinds) and not hasattr(callback, "nebula_shared"):
@@ -190,10 +190,15 @@ def _is_written_elsewhere(callback: Any) -> bool:
 
 
 def _log_weights(callback: Any, plain: Plain, epoch: int, logs: Any = None) -> None:
-    """Log an epoch with histograms of the weights where all of them are."""
-    due = epoch % callback.histogram_freq == 0 and _is_collective(callback)
-    with current_run().ledger.gather(_list_ids(callback.model)) if due else nullcontext():
+    """Log an epoch with histograms of the weights where all of them are. Every process takes part in the save for
+    embeddings.
+    """
+    frequencies = (callback.histogram_freq, callback.embeddings_freq)
+    histograms, embeddings = (bool(each) and epoch % each == 0 and _is_collective(callback) for each in frequencies)
+    with current_run().ledger.gather(_list_ids(callback.model)) if histograms else nullcontext():
         plain(epoch, logs)
+        if embeddings and _is_written_elsewhere(callback):
+            keras_training.save_embeddings(callback, epoch)
 
 
 def _swap_averages(callback: Any, plain: Plain) -> None:
