@@ -347,7 +347,8 @@ def test_interrupt_of_a_wait_for_threads_stops_them_and_waits_for_their_end() ->
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         return is_stopped.wait(30)
 
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as stack:
+        stack.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
         futures = Futures([pool.submit(interrupt)])
         with pytest.raises(KeyboardInterrupt):
             _join(futures, lambda cause: is_stopped.set())  # type: ignore[arg-type]
