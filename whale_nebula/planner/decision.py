@@ -170,10 +170,10 @@ class Decision:
 
     def _describe(self, candidate: Candidate) -> Considered:
         memory: dict[str, int] = {}
+        names = [sorted(f"{each.name}/{number}" for number in range(each.workers)) for each in self.problem.clusters]
         for own, needed in zip(self.problem.workers_of(candidate.parts), candidate.memory, strict=True):
             for cluster, number in own:
-                costs = self.problem.clusters[cluster]
-                name = f"{costs.name}/{sorted(map(str, range(costs.workers)))[number]}"  # runs sort workers by name
+                name = names[cluster][number]  # runs sort workers by name
                 memory[name] = max(memory.get(name, 0), int(needed))
         crossing = {line: int(size) for line, size in candidate.bytes.items()}
         predicted = Predicted(candidate.seconds, memory, crossing, self.grounds.measured)

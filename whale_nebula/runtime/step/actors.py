@@ -249,8 +249,10 @@ class ActorStep(Runner):
         count = len(step.batch.slices)
         turns = (m for m in range(count) if self.routing.replica(seat.stage, m) in replicas)
         # A replica without micro-batches adds its zeros after those of its other stages, which may wait for this one.
-        can_overlap = not self.is_sampled and all(
-            self.routing.turns(seat.stage, host, count) for host in self.routing.hosts_of(seat.stage)
+        can_overlap = (
+            self.allreduce is not None
+            and not self.is_sampled
+            and all(self.routing.turns(seat.stage, host, count) for host in self.routing.hosts_of(seat.stage))
         )
         return StageRun(
             self.compiled, seat.stage, step.batch, step.stage_exchange or step.link_exchange, values,

@@ -458,7 +458,7 @@ def require_local(variables: Iterable[Any]) -> None:
 def _require_values(entry: HeldVariable, worker: str) -> None:
     """Refuse a variable that has no values: in the file of a cluster, those of others are marked as absent."""
     variable = entry.variable
-    if find_absent_mark(variable.dtype.as_numpy_dtype) is None or is_undrawn(variable):
+    if find_absent_mark(variable.dtype) is None or is_undrawn(variable):
         return
     value = variable.read_value()  # of another shape if nothing was assigned to it: slots of pieces
     if variable.shape.num_elements() and value.shape == variable.shape and _are_absent(value):
