@@ -210,11 +210,17 @@ def check_crossable(cut: Cut, where: Callable[[int], str]) -> None:
                 f"or send numbers (ids from a StringLookup in {source.key!r})",
             )
     for crossing in (each for phase in cut.phases for each in phase.crossings):
-        op, dtype = graph.ops[crossing.value.op], graph.spec(crossing.value).dtype
-        if dtype not in DTYPE_NAMES:
+        op, spec = graph.ops[crossing.value.op], graph.spec(crossing.value)
+        large = (spec.rank or 0) > MAX_RANK
+        if large or spec.dtype not in DTYPE_NAMES:
+            kind, limit, remedy = (
+                (f"rank {spec.rank}", f"tensors of at most {MAX_RANK} axes", f"tf.reshape it to {MAX_RANK} axes")
+                if large
+                else (f"type {spec.dtype}", "numbers and booleans", "return numbers (ids)")
+            )
             raise PlanError(
-                f"a result of type {dtype} would be sent from worker {crossing.source!r} to the other processes",
+                f"a result of {kind} would be sent from worker {crossing.source!r} to the other processes",
                 where=f"{op.name} ({op.type}), {where(op.index)}",
-                why="only numbers and booleans can be sent",
-                mend="return numbers (ids), or set results: owner in every config: only scalars are sent then",
+                why=f"only {limit} can be sent",
+                mend=f"{remedy}, or set results: owner in every config: only scalars are sent then",
             )

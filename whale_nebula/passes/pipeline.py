@@ -221,8 +221,8 @@ def _complete_layouts(compilation: Compilation) -> Compilation:
     cut = compilation.require("cut")
     found = complete_stages(cut, compilation.where, compilation.held_layouts)
     layouts = {stage: each for stage, each in found.items() if each.by_value or each.sums}
-    notes = chain.from_iterable(each.notes for each in found.values())
-    return replace(compilation, cut=replace(cut, layouts=layouts, notes=(*cut.notes, *notes))) if found else compilation
+    notes = dict.fromkeys([*cut.notes, *chain.from_iterable(each.notes for each in found.values())])
+    return replace(compilation, cut=replace(cut, layouts=layouts, notes=tuple(notes))) if found else compilation
 
 
 def _list_exchange(compilation: Compilation) -> Compilation:

@@ -308,8 +308,7 @@ def check_devices(cut: Cut, at: Callable[[int], str], *, collectives: bool) -> N
     """
     for number, stage in enumerate(cut.program.stages):
         if stage.shards > 1 and number not in cut.layouts and len(cut.workers_of(number)) > 1:
-            where = next((split.where for split in cut.program.splits if split.stage == number), stage.where)
-            raise _nothing_divided_error(cut, stage, where)
+            raise _nothing_divided_error(cut, number)
     for number, layouts in cut.layouts.items():
         for op in sorted(layouts.reshards):
             _check_handles(cut.program, op, layouts.reshards[op], at)
@@ -336,12 +335,15 @@ def check_devices(cut: Cut, at: Callable[[int], str], *, collectives: bool) -> N
             )
 
 
-def _nothing_divided_error(cut: Cut, stage: Stage, where: str) -> PlanError:
-    """The error for a split stage of whose variables none is in pieces."""
+def _nothing_divided_error(cut: Cut, number: int) -> PlanError:
+    """The error for a split stage of whose variables none is in pieces, with the notes on these variables."""
+    program, stage = cut.program, cut.program.stages[number]
+    splits = [split for split in program.splits if split.stage == number]
+    beginnings = tuple(f"{program.variable_ops[split.variable].path} is not sharded: " for split in splits)
     return PlanError(
         f"nb.split divides no variable of stage {stage.key!r}",
-        where=where,
-        why="; ".join(note for note in cut.notes if " not sharded: " in note),
+        where=next((split.where for split in splits), stage.where),
+        why="; ".join(note for note in cut.notes if note.startswith(beginnings)),
         mend="remove nb.split there, or use it around the same layers, which no other stage runs, in all programs",
     )
 

@@ -99,21 +99,29 @@ def test_tensor_of_many_axes_between_stages_is_refused() -> None:
     check_error(PlanError, lambda: step(tf.ones([4])), "a tensor of rank 9 would cross", "tf.reshape it in 'a'")
 
 
-def test_string_result_is_refused_across_processes() -> None:
+@pytest.mark.parametrize(
+    "compute, said",
+    [
+        (tf.strings.as_string, ("type string", "return numbers (ids), or set results: owner")),
+        (lambda x: tf.reshape(x, [-1, *[1] * 8]), ("rank 9", "tf.reshape it to 8 axes, or set results: owner")),
+    ],
+    ids=["string", "nine axes"],
+)
+def test_result_that_cannot_be_sent_is_refused_across_processes(compute: Any, said: tuple[str, str]) -> None:
     """It would be sent to all processes; with `results: owner` it stays."""
 
     @nb.function
-    def step(words: Any) -> Any:
+    def step(x: Any) -> Any:
         with nb.stage(cluster="a"):
-            upper = tf.strings.upper(words)
+            result = compute(x)
         with nb.stage(cluster="b"):
-            return upper, tf.strings.length(words)
+            return result, x + 1
 
-    assert step(tf.constant(["x"]))[0].numpy().tolist() == [b"X"]
+    assert step(tf.ones([2]))[0].shape[0] == 2
     program = step._step.last.captured.program
     workers = [Worker(f"{name}/0", name, (number,)) for number, name in enumerate("ab")]
-    said = "a result of type string would be sent from worker 'a/0'", "results: owner"
-    check_error(PlanError, lambda: cut_program(program, workers), *said, at="StringUpper")
+    what = f"a result of {said[0]} would be sent from worker 'a/0' to the other processes"
+    check_error(PlanError, lambda: cut_program(program, workers), what, said[1])
     assert cut_program(program, workers, results="owner")
 
 

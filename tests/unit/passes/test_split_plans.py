@@ -284,13 +284,14 @@ def test_branch_that_reads_a_split_variable_is_refused_across_processes() -> Non
     [(True, False, "an earlier program needs it completely"), (False, True, "other stages also hold it")],
 )
 def test_split_of_nothing_is_refused_across_processes(held: bool, tied: bool, reason: str) -> None:
-    kernel = tf.Variable(tf.ones((4, 4)), name="kernel")
+    """The error has the reasons for this stage only."""
+    kernel, other = (tf.Variable(tf.ones((4, 4)), name=name) for name in ("kernel", "other"))
 
     @nb.function
     def step(x: Any) -> Any:
         with nb.cluster():
-            with nb.stage(cluster="d"):
-                x = x @ kernel if tied else 2 * x
+            with nb.stage(cluster="d"), nb.split(2):
+                x = x @ other @ kernel if tied else x @ other
             with nb.stage(cluster="c"), nb.split(2):
                 return x @ kernel
 
