@@ -178,7 +178,9 @@ class Cutter:
             last = self.homes.last_round(phase, worker)
             for op in self._effects(phase, UPDATE):
                 if worker in self.homes.home_of_effect(op):
-                    number = FIRST_ROUND if self._can_assert_early(op, worker) else last
+                    number = (
+                        FIRST_ROUND if self._can_assert_early(op, worker) else self.homes.round_of(op.index, worker)
+                    )
                     self._add_roots(Key("update", phase, worker, number), [op])
             if phase == self.parts.phases - 1:
                 self._request_results(self.draft(Key("update", phase, worker, last)))
@@ -186,30 +188,6 @@ class Cutter:
         for number in (*reversed(range(rounds)), FIRST_ROUND):
             for worker in self._workers:
                 self._walk(Key("update", phase, worker, number))
-        self._check_order(phase)
-
-    def _check_order(self, phase: int) -> None:
-        """Refuse an update whose rounds wait for each other: two workers that read what the other one has written."""
-        waits: dict[Key, set[Key]] = {}
-        for (value, source, reader), at in self.crossings.items():
-            if at == phase and value not in self.early and value not in self.update_readers:
-                made = Key("update", phase, source, self.homes.round_of(value.op, source))
-                for key in self.drafts:
-                    if key[:3] == ("update", phase, reader) and value in self.drafts[key].feeds:
-                        waits.setdefault(key, set()).add(made)
-        for key in [*waits]:
-            reached, pending = set[Key](), [*waits[key]]
-            while pending:
-                each = pending.pop()
-                if each not in reached:
-                    reached.add(each)
-                    pending += waits.get(each, ())
-            if key in reached:
-                raise NotYetError(
-                    "an update in which two clusters read what the other one has written",
-                    why="each waits for the other",
-                    mend="write the variables of one of the clusters in a step of its own",
-                )
 
     def _can_assert_early(self, check: Op, worker: int) -> bool:
         """Whether a worker can make an assertion before an update begins, as it has all inputs by then."""
@@ -291,7 +269,7 @@ class Cutter:
             if value.op not in self.parts.pure and op.type != "Const":
                 raise NotYetError(
                     "nb.loss_weight of a tensor that depends on the model",
-                    where=op.name,
+                    where=f"{op.name} ({op.type}), {self.homes.where(op.index)}",
                     why="every micro-batch's share must be known before the first one starts",
                     mend="compute the weight from the step's inputs alone: nb.loss_weight(tf.reduce_sum(mask))",
                 )
@@ -433,8 +411,8 @@ class Cutter:
         if part < at and (op.index in self.parts.effects or self._is_pinned(op, at)):
             return Key("prologue", part // 3, worker)
         made = self.homes.round_of(op.index, worker)
-        # Reads are repeated in each round: nothing is written before the last.
-        here = number in (FIRST_ROUND, made) or is_read(op) or not op.inputs
+        unwritten = number <= self.homes.write_round(phase, worker)
+        here = number in (FIRST_ROUND, made) or not op.inputs or (unwritten and is_read(op))
         return None if here else Key("update", phase, worker, made)
 
     def _make_early(self, kind: str, phase: int, value: Value, maker: int, reader: Key) -> Key:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from whale_nebula.errors import NotYetError
@@ -40,9 +40,12 @@ def map_workers(
     folds: BatchFolds,
     results: str,
     restricted_inputs: Collection[str],
+    where: Callable[[int], str] = lambda op: "",
 ) -> Cut:
-    """The cut with the fragments of each worker, the boundaries between stages and the values that updates exchange."""
-    homes = Homes(program, parts, list_stage_workers(len(program.stages), workers), len(workers))
+    """The cut with the fragments of each worker, the boundaries between stages and the values that updates exchange;
+    `where` returns the line of an op for errors.
+    """
+    homes = Homes(program, parts, list_stage_workers(len(program.stages), workers), len(workers), where)
     cutter = Cutter(
         program, parts, homes, folds.wholes, keeps_results=results != EVERYWHERE, restricted_inputs=restricted_inputs
     )

@@ -9,8 +9,9 @@ computed by all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import chain
 
 from whale_nebula.errors import NotYetError
 from whale_nebula.ir.graph import CAPTURE, HOLDER, Op
@@ -28,17 +29,19 @@ class Homes:
     After the micro-batches all replicas can compute the same, as they hold the same values.
 
     `min_workers` is the number of workers, if that is greater: one without a stage also takes part in updates and
-    results.
+    results. `where` returns the line of an op for errors.
     """
 
     program: Program
     parts: Parts
     stage_workers: Sequence[WorkerSet]
     min_workers: int = 1
+    where: Callable[[int], str] = lambda op: ""
     variables: dict[int, WorkerSet] = field(default_factory=dict)
     _homes_by_op: dict[int, WorkerSet] = field(default_factory=dict)
     _rounds_by_op: dict[tuple[int, int], int] = field(default_factory=dict)
     _last_rounds: dict[tuple[int, int], int] = field(default_factory=dict)
+    _write_rounds: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.workers = max([self.min_workers, *(1 + max(where) for where in self.stage_workers)])
@@ -61,22 +64,32 @@ class Homes:
 
     def home_of_effect(self, op: Op) -> WorkerSet:
         """The workers that run an effect: all holders of the written variables, or just one if it writes none."""
-        handles = find_written_handles(op, self.program.graph)
-        if not handles:
-            return frozenset({min(self._find_common_home(op))})
-        found = self.all_workers.intersection(*(self.variables.get(handle, self.all_workers) for handle in handles))
-        if not found:
+        found = self._find_holders(op)
+        if find_written_handles(op, self.program.graph):
+            return found
+        return frozenset({min(found & self._find_common_home(op) or found)})
+
+    def _find_holders(self, op: Op) -> WorkerSet:
+        """The workers that hold all variables that an op uses, and so all holders of those that it writes."""
+        graph, own = self.program.graph, self.variables
+        found = self.all_workers.intersection(*(own.get(each, self.all_workers) for each in list_resources(op, graph)))
+        written = [own[each] for each in find_written_handles(op, graph) if each not in self.common]
+        if not found or not found.issuperset(chain.from_iterable(written)):
             raise NotYetError(
-                "an op that writes variables of several clusters",
-                where=op.name,
-                why=f"op {op.name!r} ({op.type}) cannot be divided, and no cluster holds all variables that it writes",
-                mend="write the variables of each cluster in a separate tf.cond",
+                "an op that uses variables of several clusters",
+                where=f"{op.name} ({op.type}), {self.where(op.index)}",
+                why="it cannot be divided, and no cluster holds all variables that it uses",
+                mend="read variables of other clusters before it, and write each cluster's in a separate tf.cond",
             )
         return found
 
     def last_round(self, phase: int, worker: int) -> int:
         """The number of the last round of a phase's update."""
         return self._last_rounds.get((phase, worker), 0)
+
+    def write_round(self, phase: int, worker: int) -> int:
+        """The number of the first round of a phase's update that writes variables."""
+        return self._write_rounds.get((phase, worker), 0)
 
     def round_of(self, op: int, worker: int) -> int:
         """The round in which a worker computes an op of an update."""
@@ -134,7 +147,8 @@ class Homes:
         specs = [self.program.graph.spec(value) for value in op.inputs]
         numbers = all(spec.scalar for spec in specs if spec.dtype != "resource")
         handles = find_written_handles(op, self.program.graph)
-        return numbers and bool(handles) and self.slots.isdisjoint(handles) and self.common.issuperset(handles)
+        common = self.common.issuperset(list_resources(op, self.program.graph))
+        return numbers and bool(handles) and self.slots.isdisjoint(handles) and common
 
     def _find_home(self, op: Op) -> WorkerSet:
         program = self.program
@@ -155,9 +169,10 @@ class Homes:
             )
         if is_read(op):
             return self.variables.get(op.inputs[0].op, self.all_workers)
-        if op.index in self.parts.effects and self._is_shared_scalar(op):
+        if op.index in self.parts.effects and (self._is_shared_scalar(op) or op.functions):
             return self.home_of_effect(op)
-        return self._find_common_home(op)
+        holders = self._find_holders(op)
+        return self._find_common_home(op) & holders or holders
 
     def _find_common_home(self, op: Op) -> WorkerSet:
         """The workers at which all inputs are available. Scalars cross if necessary; all workers if that does not help.
@@ -177,52 +192,46 @@ class Homes:
         return self.all_workers.intersection(*tensors) or self.all_workers
 
     def _number_rounds(self) -> None:
-        """Number the rounds of an update: effects, and ops that follow one (a metric's result), wait for the last
-        round. Ops without a part of their own run where they are read, not before the values that they read have come.
-        Workers of a split stage run the same ops in the same round.
+        """Number the rounds of an update. Effects, and ops that follow one (a metric's result), wait for all other ops
+        of their worker; if they read what another worker has after a write, they run in the round after it. Ops without
+        a part of their own run where they are read, not before the values that they read have come.
         """
-        graph, mates = self.program.graph, self._find_joint_workers()
-        updating = set[int]()
-        for op in graph.ops:
-            phase, kind = divmod(self.parts.part.get(op.index, 0), 3)
-            if kind == UPDATE:
-                updating.add(op.index)
-            elif op.index in self.parts.part or op.role or self.program.request_of(op.index) is not None:
-                continue
-            where = self.home_of(op.index) | (
-                self.home_of_effect(op) if op.index in self.parts.effects else frozenset()
-            )
+        graph, part, ops = self.program.graph, self.parts.part, self.program.graph.ops
+        updating = {op.index for op in ops if part.get(op.index, 0) % 3 == UPDATE}
+        following, mates = graph.descend(self.parts.effects, control=True) & updating, self._find_joint_workers()
+        for op in ops:
+            if op.index in updating or not (
+                op.index in part or op.role or self.program.request_of(op.index) is not None
+            ):
+                ready = self._find_ready_rounds(op, [value for value in op.inputs if value.op not in following])
+                self._set_rounds(op, ready, mates, updating)
+        self._write_rounds = dict(self._last_rounds)
+        for op in map(ops.__getitem__, sorted(following)):
+            phase = self.parts.phase(op.index)
+            before = [each for each in op.control if each in following and self.parts.phase(each) == phase]
             ready = {
-                worker: max(
-                    (self._find_ready_round(value, 3 * phase + UPDATE, worker) for value in op.inputs), default=0
-                )
-                for worker in where
+                worker: max(number, self.write_round(phase, worker), *(self.round_of(each, worker) for each in before))
+                for worker, number in self._find_ready_rounds(op, op.inputs).items()
             }
-            for worker in ready:
-                self._rounds_by_op[op.index, worker] = max(ready.get(mate, 0) for mate in mates[worker])
-                for mate in mates[worker] if op.index in updating else ():
-                    last = self._last_rounds.get((phase, mate), 0)
-                    self._last_rounds[phase, mate] = max(last, self._rounds_by_op[op.index, worker])
-        self._number_late_ops(graph.descend(self.parts.effects, control=True) & updating)
+            self._set_rounds(op, ready, mates, updating)
 
-    def _number_late_ops(self, late: Set[int]) -> None:
-        """Let ops that are effects, or follow one, wait for the last round, which comes after that of another worker if
-        one of them reads what that has written.
-        """
-        for _ in range(self.workers):
-            for index, worker in self._rounds_by_op:
-                if index in late:
-                    self._rounds_by_op[index, worker] = self._last_rounds[self.parts.phase(index), worker]
-            before = dict(self._last_rounds)
-            for index, worker in self._rounds_by_op:
-                phase = self.parts.phase(index)
-                for value in self.program.graph.ops[index].inputs if index in late else ():
-                    home = self.home_of(value.op)
-                    if value.op in late and self.parts.phase(value.op) == phase and worker not in home:
-                        ready = 1 + self.round_of(value.op, min(home))
-                        self._last_rounds[phase, worker] = max(self._last_rounds[phase, worker], ready)
-            if self._last_rounds == before:
-                return
+    def _find_ready_rounds(self, op: Op, inputs: Sequence[Value]) -> Mapping[int, int]:
+        """By the workers that run an op of an update, the first round in which they have these inputs."""
+        part = 3 * self.parts.phase(op.index) + UPDATE
+        where = self.home_of(op.index) | (self.home_of_effect(op) if op.index in self.parts.effects else frozenset())
+        return {
+            worker: max((self._find_ready_round(value, part, worker) for value in inputs), default=0)
+            for worker in where
+        }
+
+    def _set_rounds(self, op: Op, ready: Mapping[int, int], mates: Sequence[WorkerSet], updating: Set[int]) -> None:
+        """Set the round of an op on each worker; workers of a split stage run the same ops in the same round."""
+        phase = self.parts.phase(op.index)
+        for worker in ready:
+            self._rounds_by_op[op.index, worker] = max(ready.get(mate, 0) for mate in mates[worker])
+            for mate in mates[worker] if op.index in updating else ():
+                last = self._last_rounds.get((phase, mate), 0)
+                self._last_rounds[phase, mate] = max(last, self._rounds_by_op[op.index, worker])
 
     def _find_joint_workers(self) -> list[WorkerSet]:
         """By worker, the workers that run split stages together with it, transitively."""

@@ -27,6 +27,7 @@ from whale_nebula.ir.text import to_text
 from whale_nebula.passes.batch import BatchFolds, add_merges, fold_batch
 from whale_nebula.passes.checks import check_draws, check_order, check_shared_state, limit_in_flight, list_python_notes
 from whale_nebula.passes.codec_options import check_crossable
+from whale_nebula.passes.effects import list_resources
 from whale_nebula.passes.exchange import list_crossings, list_exchanges
 from whale_nebula.passes.mapping import EVERYWHERE, divide_clusters, map_workers
 from whale_nebula.passes.phases import Parts, split_parts
@@ -210,8 +211,9 @@ def _cut_program(compilation: Compilation) -> Compilation:
     """Cut the program into fragments for workers, with the boundaries between them."""
     phases, folds = compilation.require("phases"), compilation.require("folds")
     cut = map_workers(
-        compilation.program, compilation.workers, phases, folds, compilation.results, compilation.restricted_inputs
-    )
+        compilation.program, compilation.workers, phases, folds, compilation.results, compilation.restricted_inputs,
+        compilation.where,
+    )  # fmt: skip
     check_crossable(cut, compilation.where)
     return replace(compilation, cut=cut)
 
@@ -387,6 +389,8 @@ def _find_cut_faults(cut: Cut) -> Iterator[str]:
     if [boundary.slot for boundary in cut.boundaries] != list(range(len(cut.boundaries))):
         yield "boundaries are not numbered in order"
     for phase in cut.phases:
+        for fragments in phase.updates.values():
+            yield from _find_order_faults(cut.program.graph, fragments)
         for each in phase.crossings:
             if each.source in each.destinations or not workers.issuperset((each.source, *each.destinations)):
                 yield f"{each.value} crosses from {each.source} to {each.destinations}"
@@ -395,6 +399,19 @@ def _find_cut_faults(cut: Cut) -> Iterator[str]:
                 if each.value in fragment.feeds and fragment.round <= each.round:
                     name = _name_fragment(fragment)
                     yield f"{name} reads {each.value} before it has crossed, in round {fragment.round}"
+
+
+def _find_order_faults(graph: Graph, fragments: Sequence[Fragment]) -> Iterator[str]:
+    """Ops of an update that run in an earlier round than an op on the same variable that they must follow."""
+    rounds: dict[int, list[int]] = {}
+    for fragment in fragments:
+        for op in fragment.ops:
+            rounds.setdefault(op, []).append(fragment.round)
+    for op, own in rounds.items():
+        for before in graph.ops[op].control:
+            shared = set(list_resources(graph.ops[op], graph)).intersection(list_resources(graph.ops[before], graph))
+            if shared and max(rounds.get(before, own)) > min(own):
+                yield f"op {op} runs in round {min(own)} on {fragments[0].worker}, but follows op {before}"
 
 
 def _find_fragment_faults(graph: Graph, fragment: Fragment) -> Iterator[str]:

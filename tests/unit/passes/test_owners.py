@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import whale_nebula as nb
 from tests.unit.passes.examples import GLOBAL_NORM, TWO_STAGES
-from tests.unit.passes.programs import assign_worker_per_stage, check_op_texts, parse_program
+from tests.unit.passes.programs import assign_worker_per_stage, check_op_texts, compile_text, parse_program
 from whale_nebula.capture.step import capture, signature
-from whale_nebula.errors import AbsentInputError
+from whale_nebula.errors import AbsentInputError, NotYetError
 from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.layout import Layouts
@@ -23,6 +25,7 @@ from whale_nebula.passes.phases import MAX_SMALL_BYTES, split_parts
 from whale_nebula.passes.pipeline import cut_program
 from whale_nebula.passes.readings import check_absent_inputs, find_readers, list_readings
 from whale_nebula.passes.replicas import find_replica_speeds, list_devices, list_orders, place_stages
+from whale_nebula.spec import Value
 
 
 def find_homes(program: Program) -> Homes:
@@ -336,3 +339,133 @@ def test_loss_weights_are_computed_where_they_are_used() -> None:
     assert set(cut_program(program, assign_worker_per_stage(program)).weight_fragments) == {A, B}
     check_absent_inputs(plan, A, [1], lambda op: "")
     check_absent_inputs(plan, B, [0], lambda op: "")
+
+
+def write_in_cond(a: tf.Variable, b: tf.Variable, shared: tf.Variable, loss: tf.Tensor) -> None:
+    if loss > 0.0:
+        a.assign_add(a * tf.reduce_sum(b))
+
+
+def choose_in_cond(a: tf.Variable, b: tf.Variable, shared: tf.Variable, loss: tf.Tensor) -> Any:
+    return tf.cond(loss > 0.0, lambda: tf.reduce_sum(a), lambda: tf.reduce_sum(b))
+
+
+def write_in_loop(a: tf.Variable, b: tf.Variable, shared: tf.Variable, loss: tf.Tensor) -> None:
+    for _ in tf.range(2):
+        a.assign_add(a * tf.reduce_sum(b))
+
+
+def add_both_in_cond(a: tf.Variable, b: tf.Variable, shared: tf.Variable, loss: tf.Tensor) -> None:
+    if loss > 0.0:
+        shared.assign_add(tf.reduce_sum(a) + tf.reduce_sum(b))
+
+
+def add_one_in_cond(a: tf.Variable, b: tf.Variable, shared: tf.Variable, loss: tf.Tensor) -> None:
+    if loss > 0.0:
+        shared.assign_add(tf.reduce_sum(b))
+
+
+@pytest.mark.parametrize(
+    ("update", "op"),
+    [
+        (write_in_cond, "cond (If)"),
+        (choose_in_cond, "cond (If)"),
+        (write_in_loop, "while (While)"),
+        (add_both_in_cond, "cond (If)"),
+        (add_one_in_cond, ""),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_op_with_variables_of_several_clusters_is_refused_with_its_line(update: Callable[..., Any], op: str) -> None:
+    a, b, shared = (tf.Variable(tf.ones(each), name=name) for name, each in (("a", 4), ("b", 4), ("shared", ())))
+
+    @nb.function
+    def step(x: tf.Tensor) -> Any:
+        with nb.cluster(), tf.GradientTape() as tape:
+            with nb.stage(cluster="a"):
+                x = x * a
+            with nb.stage(cluster="b"):
+                loss = tf.reduce_sum(x * b)
+        for variable, gradient in zip((a, b), tape.gradient(loss, [a, b]), strict=True):
+            variable.assign_sub(gradient)
+        update(a, b, shared, loss)
+
+    step(tf.ones((2, 4)))
+    program = step._step.last.captured.program
+    if op:
+        with pytest.raises(NotYetError, match="an op that uses variables of several clusters") as caught:
+            cut_program(program, assign_worker_per_stage(program), lambda number: "train.py:3")
+        assert caught.value.where.endswith(f"{op}, train.py:3")
+    else:
+        assert cut_program(program, assign_worker_per_stage(program)).variable_workers["shared"] == (B,)
+
+
+@st.composite
+def draw_updates(draw: st.DrawFn) -> tuple[str, list[float]]:
+    """The text of a program whose updates read and write variables of three stages, and one of no stage, in any order;
+    and the values of these variables after a step, computed in the order of the text. Before it they are 1 to 4.
+    """
+    lines = ["stages a b c", "%0 = input x float32[?]", *(f"%{n} = capture v{n} resource[]" for n in range(1, 5))]
+    last, reads, values = dict.fromkeys(range(1, 5), ()), {n: [] for n in range(1, 5)}, [0.0, 1.0, 2.0, 3.0, 4.0]
+    number, row = 5, 0
+    for variable, stage in zip((1, 2, 3), "abc", strict=True):
+        lines.append(f"%{number} = ReadVariableOp(%{variable}) float32[] stateful @{stage}")
+        lines.append(f"%{number + 1} = Mul(%{row}, %{number}) float32[?] @{stage}")
+        reads[variable].append(number)
+        number, row = number + 2, number + 1
+    known: list[tuple[int, float]] = []
+    for written in draw(st.lists(st.integers(1, 4), min_size=1, max_size=8)):
+        for read in draw(st.lists(st.integers(1, 4), min_size=0 if known else 1, max_size=2)):
+            lines.append(f"%{number} = ReadVariableOp(%{read}) float32[] stateful{format_control(last[read])}")
+            reads[read].append(number)
+            known.append((number, values[read]))
+            number += 1
+        (first, one), (second, other) = draw(st.sampled_from(known)), draw(st.sampled_from(known))
+        lines.append(f"%{number} = AddV2(%{first}, %{second}) float32[]")
+        control = format_control([*last[written], *reads[written]])
+        lines.append(f"%{number + 1} = AssignAddVariableOp(%{written}, %{number}) stateful{control}")
+        values[written] += one + other
+        known.append((number, one + other))
+        last[written], reads[written], number = (number + 1,), [], number + 2
+    return "\n".join([*lines, f"returns %{row}"]), values
+
+
+def format_control(ops: Iterable[int]) -> str:
+    return "".join(f" ^%{op}" for op in ops)
+
+
+def run_updates(cut: Cut) -> dict[str, list[float]]:
+    """The values of all variables on each worker after the updates of a cut, whose values are exchanged as planned."""
+    (phase,), ops = cut.phases, cut.program.graph.ops
+    variables = {worker: [0.0, 1.0, 2.0, 3.0, 4.0] for worker in phase.updates}
+    made: dict[tuple[str, Value], float] = {}
+    sources = {(worker, each.value): each.source for each in phase.crossings for worker in each.destinations}
+    pending = [(worker, fragment) for worker, fragments in phase.updates.items() for fragment in fragments]
+    while pending:
+        worker, fragment = next(
+            (worker, each)
+            for worker, each in pending
+            if all((sources.get((worker, value), worker), value) in made for value in each.feeds)
+            and not any(other.round < each.round for mate, other in pending if mate == worker)
+        )
+        pending.remove((worker, fragment))
+        results = {value: made[sources.get((worker, value), worker), value] for value in fragment.feeds}
+        for op in map(ops.__getitem__, fragment.ops):
+            if op.type == "ReadVariableOp":
+                results[Value(op.index)] = variables[worker][op.inputs[0].op]
+            elif op.type == "AssignAddVariableOp":
+                variables[worker][op.inputs[0].op] += results[op.inputs[1]]
+            else:
+                results[Value(op.index)] = sum(results[value] for value in op.inputs)
+        made |= {(worker, value): results[value] for value in fragment.fetches}
+    return variables
+
+
+@settings(max_examples=40, deadline=None)
+@given(draw_updates())
+def test_updates_that_read_what_other_clusters_have_written_keep_their_order(drawn: tuple[str, list[float]]) -> None:
+    text, expected = drawn
+    cut = compile_text(text, assign_worker_per_stage)
+    for worker, values in run_updates(cut).items():
+        held = [op for op, each in cut.program.variable_ops.items() if worker in cut.variable_workers[each.path]]
+        assert [values[op] for op in held] == [expected[op] for op in held], (worker, text)

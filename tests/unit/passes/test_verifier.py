@@ -22,6 +22,16 @@ TEXT = """
 """
 CAPTURED = Compilation(parse_program(TEXT), tuple(assign_one_worker(parse_program(TEXT))))
 COMPILED = run_passes(CAPTURED)
+WRITTEN = parse_program("""
+    stages a
+    %0 = input x float32[?]
+    %1 = capture w resource[]
+    %2 = ReadVariableOp(%1) float32[] stateful @a
+    %3 = Mul(%0, %2) float32[?] @a
+    %4 = ReadVariableOp(%1) float32[] stateful
+    %5 = AssignAddVariableOp(%1, %4) stateful ^%2 ^%4
+    returns %3
+""")
 
 
 def replace_op(number: int, **changed: object) -> Compilation:
@@ -37,6 +47,14 @@ def replace_forward(**changed: object) -> Compilation:
     return replace(COMPILED, cut=replace(cut, phases=(replace(cut.phases[0], stages=(stage,)),)))
 
 
+def write_before_reading() -> Compilation:
+    compilation = run_passes(Compilation(WRITTEN, tuple(assign_one_worker(WRITTEN))))
+    cut = compilation.require("cut")
+    ((worker, (update,)),) = cut.phases[0].updates.items()
+    rounds = replace(update, ops=(5,), feeds=(Value(4),)), replace(update, ops=(4,), round=1)
+    return replace(compilation, cut=replace(cut, phases=(replace(cut.phases[0], updates={worker: rounds}),)))
+
+
 INVALID_BY_FAULT: dict[str, Callable[[], Compilation]] = {
     "op 3 Exp reads %9, which is not computed before it": lambda: replace_op(3, inputs=(Value(9),)),
     "op 2 MatMul reads %3, which is not computed before it": lambda: replace_op(2, inputs=(Value(0), Value(3))),
@@ -50,6 +68,7 @@ INVALID_BY_FAULT: dict[str, Callable[[], Compilation]] = {
     "the forward of stage 0 in phase 0 on mars/0 runs on mars/0, which does not exist": lambda: replace_forward(
         worker="mars/0"
     ),
+    "op 5 runs in round 0 on local/0, but follows op 4": write_before_reading,
     "boundary 0 goes from stage 0 to (0,)": lambda: replace(
         COMPILED,
         cut=replace(
