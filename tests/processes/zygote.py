@@ -177,8 +177,6 @@ def _run_program(request: dict[str, Any], files: list[int]) -> int:
     import numpy as np
     import tensorflow
 
-    from whale_nebula.launch.attach import VARIABLE
-
     os.setpgid(0, 0)
     moved = [_move_descriptor(each) for each in files]
     for each, number in zip(moved, request["descriptors"], strict=True):
@@ -193,7 +191,7 @@ def _run_program(request: dict[str, Any], files: list[int]) -> int:
             return 1
         time.sleep(0.001)
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
-    if VARIABLE in os.environ or os.environ.get("TESTS_WITHOUT_OPTIMIZER"):  # as the test's own process
+    if os.environ.get("TESTS_WITHOUT_OPTIMIZER"):  # as the test's own process
         tensorflow.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     random.seed()
     np.random.seed()
