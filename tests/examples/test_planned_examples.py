@@ -79,7 +79,7 @@ PLANNED_EXAMPLES = [
     PlannedExample(
         "understand",
         ["--codecs", "none", "--rows", "128", "--test", "64", "--epochs", "1", "--pretrain", "10"],
-        "13MiB",
+        "15MiB",
         [
             ("    cut(bert, model, options, codec)\n", ""),
             ("    model = understanding(bert, task)\n", "    AUTO\n    model = understanding(bert, task)\n"),
