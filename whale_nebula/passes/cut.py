@@ -429,10 +429,15 @@ class Cutter:
         return Key("update", phase, worker, self.homes.last_round(phase, worker))
 
     def _cross(self, value: Value, phase: int, worker: int) -> Key:
-        """Let the update of a worker that has a value send it to `worker`; returns the key of that update."""
-        home = min(self.homes.home_of(value.op))
-        self.crossings[value, home, worker] = phase
-        return Key("update", phase, home, self.homes.round_of(value.op, home))
+        """Let the update of a worker that has a value send it to `worker`; returns the key of that update. The workers
+        of a split stage compute it together.
+        """
+        homes = self.homes.home_of(value.op)
+        key = Key("update", phase, min(homes), self.homes.round_of(value.op, min(homes)))
+        self.crossings[value, key.place, worker] = phase
+        for mate in sorted(homes & self.homes.mates[key.place] - {key.place}):
+            self.draft(key._replace(place=mate)).fetches[value] = None
+        return key
 
     def _find_stage(self, op: int, default: int = 0) -> int:
         return self.program.labels.get(op, default)

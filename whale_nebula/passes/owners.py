@@ -52,6 +52,7 @@ class Homes:
         self.slots = self._find_slots()
         while self._narrow_common_variables():
             pass
+        self.mates = self._find_joint_workers()
         self._number_rounds()
 
     def worker_of(self, stage: int) -> int:
@@ -198,13 +199,13 @@ class Homes:
         """
         graph, part, ops = self.program.graph, self.parts.part, self.program.graph.ops
         updating = {op.index for op in ops if part.get(op.index, 0) % 3 == UPDATE}
-        following, mates = graph.descend(self.parts.effects, control=True) & updating, self._find_joint_workers()
+        following = graph.descend(self.parts.effects, control=True) & updating
         for op in ops:
             if op.index in updating or not (
                 op.index in part or op.role or self.program.request_of(op.index) is not None
             ):
                 ready = self._find_ready_rounds(op, [value for value in op.inputs if value.op not in following])
-                self._set_rounds(op, ready, mates, updating)
+                self._set_rounds(op, ready, updating)
         self._write_rounds = dict(self._last_rounds)
         for op in map(ops.__getitem__, sorted(following)):
             phase = self.parts.phase(op.index)
@@ -213,7 +214,7 @@ class Homes:
                 worker: max(number, self.write_round(phase, worker), *(self.round_of(each, worker) for each in before))
                 for worker, number in self._find_ready_rounds(op, op.inputs).items()
             }
-            self._set_rounds(op, ready, mates, updating)
+            self._set_rounds(op, ready, updating)
 
     def _find_ready_rounds(self, op: Op, inputs: Sequence[Value]) -> Mapping[int, int]:
         """By the workers that run an op of an update, the first round in which they have these inputs."""
@@ -224,12 +225,12 @@ class Homes:
             for worker in where
         }
 
-    def _set_rounds(self, op: Op, ready: Mapping[int, int], mates: Sequence[WorkerSet], updating: Set[int]) -> None:
+    def _set_rounds(self, op: Op, ready: Mapping[int, int], updating: Set[int]) -> None:
         """Set the round of an op on each worker; workers of a split stage run the same ops in the same round."""
         phase = self.parts.phase(op.index)
         for worker in ready:
-            self._rounds_by_op[op.index, worker] = max(ready.get(mate, 0) for mate in mates[worker])
-            for mate in mates[worker] if op.index in updating else ():
+            self._rounds_by_op[op.index, worker] = max(ready.get(mate, 0) for mate in self.mates[worker])
+            for mate in self.mates[worker] if op.index in updating else ():
                 last = self._last_rounds.get((phase, mate), 0)
                 self._last_rounds[phase, mate] = max(last, self._rounds_by_op[op.index, worker])
 

@@ -148,7 +148,7 @@ def _complete_consistently(
         given = {each: layout for each, layout in question.outside_layouts.items() if each not in whole}
         own = {op: layout for op, layout in question.variables.items() if Value(op) not in whole}
         layouts = complete_layouts(replace(question, outside_layouts=given, variables=own))
-        runs = [set(_list_runs(cut, worker, layouts)) for worker in cut.workers_of(stage)]
+        runs = [set(list_runs(cut, worker, layouts)) for worker in cut.workers_of(stage)]
         unlike = {run[-1] for run in frozenset().union(*runs).difference(frozenset(runs[0]).intersection(*runs))}
         slots = own if cut.program.stages[stage].shared_slots else {}
         pieces = [*given, *(Value(op) for op, layout in slots.items() if layout.kind == SPLIT)]
@@ -158,7 +158,7 @@ def _complete_consistently(
         whole |= more
 
 
-def _list_runs(cut: Cut, worker: str, layouts: Layouts) -> Iterator[tuple[int, int, bool, int]]:
+def list_runs(cut: Cut, worker: str, layouts: Layouts) -> Iterator[tuple[int, int, bool, int]]:
     """The ops on pieces that a worker runs in its updates, and those whose results it passes on: (phase, round, whether
     it passes a result on, op).
     """

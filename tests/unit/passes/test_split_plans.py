@@ -26,7 +26,7 @@ from whale_nebula.passes.completion import Completion, Question, complete_layout
 from whale_nebula.passes.facts import LayoutChange
 from whale_nebula.passes.pipeline import cut_program
 from whale_nebula.passes.rules import fold
-from whale_nebula.passes.split import check_devices
+from whale_nebula.passes.split import check_devices, list_runs
 from whale_nebula.plan.records import PlanCollective
 from whale_nebula.plan.splits import time_collective
 from whale_nebula.runtime.split.groups import LocalGroup
@@ -257,6 +257,29 @@ def test_embedding_table_and_its_sparse_gradient_never_cross(axis: int, optimize
     assert not plan.notes and max(each.bytes for each in plan.collectives) <= ROWS * 5 * 8 * 4
     tables = {path: layout for path, layout in plan.layouts.items() if "words_embeddings" in path.replace("/", "_")}
     assert tables.keys() >= {"words/embeddings"} and sum(map(f"split({axis})".__eq__, tables.values())) == count
+
+
+def test_all_devices_gather_a_variable_that_the_update_of_another_cluster_reads() -> None:
+    kernel, average = (tf.Variable(tf.ones((4, 4)), name=name) for name in ("kernel", "average"))
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.cluster(), tf.GradientTape() as tape:
+            with nb.stage(cluster="d"):
+                x = x @ average
+            with nb.stage(cluster="c"), nb.split(2):
+                loss = tf.reduce_sum(x @ kernel)
+        kernel.assign_sub(tape.gradient(loss, kernel))
+        average.assign(0.9 * average + 0.1 * kernel)
+        return loss
+
+    step(np.ones((2, 4), "float32"))
+    workers = [Worker("d/0", "d", (0,)), Worker("c/0", "c", (1,)), Worker("c/1", "c", (1,))]
+    cut = cut_program(step._step.last.captured.program, workers)
+    passed_on = [
+        {op for *_, passed, op in list_runs(cut, worker, cut.layouts[1]) if passed} for worker in ("c/0", "c/1")
+    ]
+    assert passed_on[0] == passed_on[1] != set()
 
 
 def test_branch_that_reads_a_split_variable_is_refused_across_processes() -> None:
