@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
-from whale_nebula.errors import PlacementError, StageOrderError
-from whale_nebula.ir.cut import Worker
+from whale_nebula.errors import NotYetError, PlacementError, StageOrderError
+from whale_nebula.errors.text import list_names
+from whale_nebula.ir.cut import Cut, Worker
 from whale_nebula.ir.graph import LAYER, Graph, Op
 from whale_nebula.ir.program import Program, Stage
 from whale_nebula.passes.batch import BatchFolds
 from whale_nebula.passes.effects import find_seed_ops, find_written_handles, is_read, is_seeded_draw, list_resources
 from whale_nebula.passes.phases import FORWARD, UPDATE, Parts
+from whale_nebula.passes.readings import list_fragments
 from whale_nebula.passes.rules import COUPLED, ROWS, SAME_SEED, Fold
 from whale_nebula.site import Origin
 
@@ -184,6 +186,25 @@ def check_shared_state(
                         why="the stages work on different micro-batches at the same time, so the order of reads and "
                         "writes would be undefined",
                         mend="give each stage its own keras.random.SeedGenerator, tf.random.Generator, metric or layer",
+                    )
+
+
+def check_held_variables(cut: Cut, where: Callable[[int], str]) -> None:
+    """Raise if a worker would use a variable that it does not hold, such as one of another cluster that a write before
+    the forward reads: updates receive values of other clusters, but they are the last part of a step.
+    """
+    graph, variables = cut.program.graph, cut.program.variable_ops
+    for fragment in list_fragments(cut):
+        for op in map(graph.ops.__getitem__, fragment.ops):
+            for variable in (variables[handle] for handle in list_resources(op, graph) if handle in variables):
+                holders = cut.variable_workers[variable.path]
+                if fragment.worker not in holders:
+                    raise NotYetError(
+                        f"a use of variable {variable.path!r} on worker {fragment.worker!r} before the gradients",
+                        where=f"{op.name} ({op.type}), {where(op.index)}",
+                        why=f"only {list_names(holders)} would have it, and values of variables of other clusters are "
+                        "sent after the gradients",
+                        mend="read or write it after the gradients, at the end of the step",
                     )
 
 

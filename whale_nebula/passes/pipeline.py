@@ -25,7 +25,14 @@ from whale_nebula.ir.layout import Layout
 from whale_nebula.ir.program import Leaf, Program, Variable
 from whale_nebula.ir.text import to_text
 from whale_nebula.passes.batch import BatchFolds, add_merges, fold_batch
-from whale_nebula.passes.checks import check_draws, check_order, check_shared_state, limit_in_flight, list_python_notes
+from whale_nebula.passes.checks import (
+    check_draws,
+    check_held_variables,
+    check_order,
+    check_shared_state,
+    limit_in_flight,
+    list_python_notes,
+)
 from whale_nebula.passes.codec_options import check_crossable
 from whale_nebula.passes.effects import list_resources
 from whale_nebula.passes.exchange import list_crossings, list_exchanges
@@ -214,6 +221,7 @@ def _cut_program(compilation: Compilation) -> Compilation:
         compilation.program, compilation.workers, phases, folds, compilation.results, compilation.restricted_inputs,
         compilation.where,
     )  # fmt: skip
+    check_held_variables(cut, compilation.where)
     check_crossable(cut, compilation.where)
     return replace(compilation, cut=cut)
 

@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.unit.passes.programs import assign_one_worker, compile_text, parse_program
+from tests.unit.passes.programs import assign_one_worker, assign_worker_per_stage, compile_text, parse_program
 from whale_nebula.capture.mirror import mirror
-from whale_nebula.errors import BatchCoupledError, PlacementError, StageOrderError
+from whale_nebula.errors import BatchCoupledError, NotYetError, PlacementError, StageOrderError
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Program
 from whale_nebula.ir.text import from_text
@@ -202,6 +202,25 @@ def test_order_stages_follows_the_data_flow(text: str, order: list[str]) -> None
 
 
 # -------------------- Seeds: their writes, and draws that would repeat in each micro-batch
+def test_write_before_the_forward_that_reads_a_variable_of_another_cluster_is_refused() -> None:
+    text = """
+        stages a b
+        %0 = input x float32[?]
+        %1 = capture target resource[]
+        %2 = capture trained resource[]
+        %3 = ReadVariableOp(%2) float32[] stateful
+        %4 = AssignVariableOp(%1, %3) stateful
+        %5 = ReadVariableOp(%1) float32[] stateful @a ^%4
+        %6 = Mul(%0, %5) float32[?] @a
+        %7 = ReadVariableOp(%2) float32[] stateful @b
+        %8 = Mul(%6, %7) float32[?] @b
+        returns %8
+    """
+    compile_text(text, assign_one_worker)
+    with pytest.raises(NotYetError, match="a use of variable 'trained' on worker 'a/0' before the gradients"):
+        compile_text(text, assign_worker_per_stage)
+
+
 DRAW = """
     stages a
     micro 3
