@@ -9,7 +9,7 @@ computed by all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from whale_nebula.errors import NotYetError
@@ -203,12 +203,17 @@ class Homes:
                 for mate in mates[worker] if op.index in updating else ():
                     last = self._last_rounds.get((phase, mate), 0)
                     self._last_rounds[phase, mate] = max(last, self._rounds_by_op[op.index, worker])
+        for value in self.program.returns:  # one without a part of its own, such as a penalty, is computed as a result
+            for worker in self.home_of(value.op) if value.op not in self.parts.part else ():
+                last = self._last_rounds.get((self.parts.phases - 1, worker), 0)
+                self._last_rounds[self.parts.phases - 1, worker] = max(last, self.round_of(value.op, worker))
         self._number_late_ops(graph.descend(self.parts.effects, control=True) & updating)
 
     def _number_late_ops(self, late: Set[int]) -> None:
         """Let ops that are effects, or follow one, wait for the last round, which comes after that of another worker if
         one of them reads what that has written.
         """
+        computing = self._find_computing_workers(late)
         for _ in range(self.workers):
             for index, worker in self._rounds_by_op:
                 if index in late:
@@ -216,13 +221,28 @@ class Homes:
             before = dict(self._last_rounds)
             for index, worker in self._rounds_by_op:
                 phase = self.parts.phase(index)
-                for value in self.program.graph.ops[index].inputs if index in late else ():
+                for value in self.program.graph.ops[index].inputs if worker in computing.get(index, ()) else ():
                     home = self.home_of(value.op)
                     if value.op in late and self.parts.phase(value.op) == phase and worker not in home:
                         ready = 1 + self.round_of(value.op, min(home))
                         self._last_rounds[phase, worker] = max(self._last_rounds[phase, worker], ready)
             if self._last_rounds == before:
                 return
+
+    def _find_computing_workers(self, late: Set[int]) -> Mapping[int, set[int]]:
+        """By op of `late`, the workers that compute it: those at home that run the effect, or compute a reader, or one
+        for all others. Workers that could compute it but do not need it do not wait for its inputs.
+        """
+        graph, found = self.program.graph, dict[int, set[int]]()
+        for index in sorted(late, reverse=True):
+            op, home = graph.ops[index], self.home_of(index)
+            readers = [reader.index for value in op.values for reader in graph.consumers(value)]
+            returned = any(value in self.program.returns for value in op.values)
+            asked = set(self.all_workers) if returned or any(reader not in late for reader in readers) else set[int]()
+            asked = asked.union(*(found.get(reader, ()) for reader in readers))
+            found[index] = {worker if worker in home else min(home) for worker in asked}
+            found[index] |= self.home_of_effect(op) if index in self.parts.effects else set()
+        return found
 
     def _find_joint_workers(self) -> list[WorkerSet]:
         """By worker, the workers that run split stages together with it, transitively."""

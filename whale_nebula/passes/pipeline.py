@@ -225,16 +225,18 @@ def _complete_layouts(compilation: Compilation) -> Compilation:
     return replace(compilation, cut=replace(cut, layouts=layouts, notes=(*cut.notes, *notes))) if found else compilation
 
 
+def _divide(compilation: Compilation) -> Cut:
+    """The cut with a process for each cluster."""
+    phases, folds = compilation.require("phases"), compilation.require("folds")
+    return divide_clusters(
+        compilation.require("cut"), phases, folds, compilation.results, compilation.restricted_inputs
+    )
+
+
 def _list_exchange(compilation: Compilation) -> Compilation:
     """List the exchanges between clusters for updates and, on request, the dependences of crossing values on inputs."""
     cut = compilation.require("cut")
-    parted = divide_clusters(
-        cut,
-        compilation.require("phases"),
-        compilation.require("folds"),
-        compilation.results,
-        compilation.restricted_inputs,
-    )
+    parted = _divide(compilation)
     crossings = list_crossings(parted) if compilation.follows_inputs else ()
     return replace(compilation, cut=replace(cut, exchanges=list_exchanges(parted), input_crossings=crossings))
 
@@ -318,6 +320,8 @@ class InvalidProgramError(ValueError):
 def verify(compilation: Compilation, name: str) -> None:
     """Raise an `InvalidProgramError` with all faults of a program after the pass of this name."""
     faults = list(find_faults(compilation))
+    if name == PIPELINE[-1].name:  # one process for all clusters holds all values: check what processes would hold
+        faults += [f"{each}, with a process for each cluster" for each in _find_cut_faults(_divide(compilation))]
     if faults:
         raise InvalidProgramError("\n  ".join([f"after pass {name!r} the program is not valid:", *faults]))
 
@@ -395,6 +399,31 @@ def _find_cut_faults(cut: Cut) -> Iterator[str]:
                 if each.value in fragment.feeds and fragment.round <= each.round:
                     name = _name_fragment(fragment)
                     yield f"{name} reads {each.value} before it has crossed, in round {fragment.round}"
+    yield from _find_absent_values(cut)
+
+
+def _find_absent_values(cut: Cut) -> Iterator[str]:
+    """Values and variables that fragments read, but that their workers do not have."""
+    program = cut.program
+    known: dict[str, set[Value]] = {worker.name: set() for worker in cut.workers}
+    for fragment in list_fragments(cut):
+        for name in (fragment.worker,) if fragment.stage is None else cut.workers_of(fragment.stage):
+            known[name].update(value for value in fragment.fetches if value.op in fragment.ops)
+    for boundary in cut.boundaries:
+        for stage in boundary.destinations:
+            for name in cut.workers_of(stage):
+                known[name].add(boundary.value)
+    for each in chain.from_iterable(phase.crossings for phase in cut.phases):
+        for name in each.destinations:
+            known[name].add(each.value)
+    for fragment in list_fragments(cut):
+        for value in fragment.feeds:
+            if not program.graph.ops[value.op].role and value not in known[fragment.worker]:
+                yield f"{_name_fragment(fragment)} is fed {value}, which {fragment.worker} does not have"
+        used = {value.op for op in fragment.ops for value in program.graph.ops[op].inputs}
+        for variable in program.variables:
+            if variable.op in used and fragment.worker not in cut.variable_workers[variable.path]:
+                yield f"{_name_fragment(fragment)} uses {variable.path}, which {fragment.worker} does not hold"
 
 
 def _find_fragment_faults(graph: Graph, fragment: Fragment) -> Iterator[str]:

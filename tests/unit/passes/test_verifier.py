@@ -37,6 +37,13 @@ def replace_forward(**changed: object) -> Compilation:
     return replace(COMPILED, cut=replace(cut, phases=(replace(cut.phases[0], stages=(stage,)),)))
 
 
+def replace_cut(stages: int, **changed: object) -> Compilation:
+    """The compiled program with only the last `stages` of its stages, and with changes of its cut."""
+    cut = COMPILED.require("cut")
+    phase = replace(cut.phases[0], stages=cut.phases[0].stages[-stages:])
+    return replace(COMPILED, cut=replace(cut, phases=(phase,), **changed))
+
+
 INVALID_BY_FAULT: dict[str, Callable[[], Compilation]] = {
     "op 3 Exp reads %9, which is not computed before it": lambda: replace_op(3, inputs=(Value(9),)),
     "op 2 MatMul reads %3, which is not computed before it": lambda: replace_op(2, inputs=(Value(0), Value(3))),
@@ -49,6 +56,12 @@ INVALID_BY_FAULT: dict[str, Callable[[], Compilation]] = {
     "the forward of stage 0 in phase 0 on local/0 returns %3": lambda: replace_forward(fetches=(Value(3),)),
     "the forward of stage 0 in phase 0 on mars/0 runs on mars/0, which does not exist": lambda: replace_forward(
         worker="mars/0"
+    ),
+    "the forward of stage 1 in phase 0 on local/0 is fed %2, which local/0 does not have": lambda: replace_cut(
+        1, boundaries=()
+    ),
+    "the forward of stage 0 in phase 0 on local/0 uses w, which local/0 does not hold": lambda: replace_cut(
+        2, variable_workers={"w": ()}
     ),
     "boundary 0 goes from stage 0 to (0,)": lambda: replace(
         COMPILED,
