@@ -92,7 +92,8 @@ class Homes:
         forward |= {value.op for request in program.requests for value in request.targets}
         forward |= {op.index for op in graph.ops if op.stage is not None and op.index not in self.parts.effects}
         found: dict[int, set[int]] = {}
-        for index in graph.ascend(forward, stop=lambda op: part.get(op, 0) % 3 == UPDATE and op not in late):
+        once = {op for op in self.parts.effects if part[op] % 3 == PROLOGUE}  # each worker draws the same number itself
+        for index in graph.ascend(forward, stop=lambda op: part.get(op, 0) % 3 == UPDATE and op not in late) - once:
             label = program.labels.get(index)
             for handle in list_resources(graph.ops[index], graph) if label is not None else ():
                 found.setdefault(handle, set()).update(self.stage_workers[label or 0])
