@@ -208,7 +208,8 @@ class Cutter:
                 raise NotYetError(
                     "an update in which two clusters read what the other one has written",
                     why="each waits for the other",
-                    mend="write the variables of one of the clusters in a step of its own",
+                    mend="write the variables of one of the clusters in a step of its own; "
+                    "compute what the step only returns after it, in nb.gathered()",
                 )
 
     def _can_assert_early(self, check: Op, worker: int) -> bool:
