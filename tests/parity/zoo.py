@@ -244,6 +244,48 @@ def train_accumulated(cut: Cut) -> Outcome:
     return _run_loop(step, batches, variables, cut)
 
 
+def train_adversarial(cut: Cut) -> Outcome:
+    """Trains on inputs that a gradient has moved, with a penalty on the gradient of these inputs. The last stage has a
+    slow copy of the first weights, by a rate that follows from a counter of the step.
+    """
+    random = np.random.default_rng(15)
+    variables = [tf.Variable(random.standard_normal((4, 4)).astype("float32") * 0.5, name=f"v{n}") for n in range(4)]
+    count = tf.Variable(0.0, name="count")
+    *trained, slow = variables
+
+    def forward(x: Any) -> Any:
+        first, second, third = trained
+        with cut.program():
+            with cut.at(0):
+                hidden = tf.tanh(x @ first)
+            with cut.at(1):
+                hidden = tf.tanh(hidden @ second)
+            with cut.at(2):
+                return hidden @ third + tf.stop_gradient(x @ slow)
+
+    @cut.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            clean = tf.reduce_mean(tf.square(forward(x) - y))
+        moved = x + 5.0 * tape.gradient(clean, x)
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(moved)
+                outputs = forward(moved)
+            slope = inner.gradient(outputs, moved)
+            loss = tf.reduce_mean(tf.square(outputs - y)) + 0.1 * tf.reduce_mean(tf.square(slope))
+        gradients = tape.gradient(loss, trained)
+        for variable, gradient in zip(trained, gradients, strict=True):
+            variable.assign_sub(0.1 * gradient)
+        count.assign_add(1.0)
+        rate = tf.abs(tf.cos(count))
+        slow.assign((1.0 - rate) * slow + rate * trained[0])
+        return loss, gradients
+
+    return _run_loop(step, [(data(7, 4, seed=n), data(7, 4, seed=20 + n)) for n in range(10)], variables, cut)
+
+
 class Gan(keras.Model):
     """Keras's own example: one step, two tapes, the second after the first one's update."""
 
@@ -406,4 +448,5 @@ ZOO = {
     "scaled": Case(train_scaled, grid_only=True),
     "scaled_in_turns": Case(train_scaled_in_turns, grid_only=True),
     "accumulated": Case(train_accumulated, rate=0.1, grid_only=True),
+    "adversarial": Case(train_adversarial, micro=(1,), rate=0.1, grid_only=True),
 }

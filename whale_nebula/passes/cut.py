@@ -335,7 +335,7 @@ class Cutter:
         home = self._place_in_forward(op, key.phase, key.place)
         if not backward:
             return home
-        if self._is_reread(op, key.phase) or (home is None and self._is_recomputed(op)):
+        if self._is_reread(op, key) or (home is None and self._is_recomputed(op)):
             return None
         return home or key._replace(kind="forward")
 
@@ -369,10 +369,14 @@ class Cutter:
         reads = op.type == "ReadVariableOp"
         return self.program.pipeline.recompute and not (reads or op.stateful or op.index in self.parts.effects)
 
-    def _is_reread(self, op: Op, phase: int) -> bool:
-        """Whether a backward reads a variable again instead of keeping the value that its forward has read."""
+    def _is_reread(self, op: Op, key: Key) -> bool:
+        """Whether a backward reads a variable again instead of keeping the value that its forward has read. What
+        another stage has read crosses instead, as its variables may be elsewhere.
+        """
+        phase = key.phase
         return (
             op.type == "ReadVariableOp"
+            and self._find_stage(op.index, key.place) == key.place
             and self.parts.forward_written.isdisjoint(list_resources(op, self.program.graph))
             and self.parts.phase(op.index) in (0, phase)
             and not self._is_pinned(op, 3 * phase + FORWARD)

@@ -11,6 +11,7 @@ from whale_nebula.ir.cut import Boundary, Crossing, Cut, Fragment, PhasePlan, St
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.backward_split import BackwardSplitter
 from whale_nebula.passes.batch import BatchFolds
+from whale_nebula.passes.checks import check_held_variables
 from whale_nebula.passes.codec_options import (
     choose_codec,
     find_ids,
@@ -49,7 +50,9 @@ def map_workers(
     cutter = Cutter(
         program, parts, homes, folds.wholes, keeps_results=results != EVERYWHERE, restricted_inputs=restricted_inputs
     )
-    return _Builder(program, parts, homes, cutter.run(), cutter, tuple(workers), folds).build()
+    cut = _Builder(program, parts, homes, cutter.run(), cutter, tuple(workers), folds).build()
+    check_held_variables(cut, where)
+    return cut
 
 
 def divide_clusters(cut: Cut, parts: Parts, folds: BatchFolds, results: str, restricted_inputs: Collection[str]) -> Cut:

@@ -215,6 +215,10 @@ class Homes:
                 for worker, number in self._find_ready_rounds(op, op.inputs).items()
             }
             self._set_rounds(op, ready, updating)
+        for value in self.program.returns:  # one without a part of its own, such as a penalty, is computed as a result
+            for worker in self.home_of(value.op) if value.op not in part else ():
+                last = self.parts.phases - 1, worker
+                self._last_rounds[last] = max(self.last_round(*last), self.round_of(value.op, worker))
 
     def _find_ready_rounds(self, op: Op, inputs: Sequence[Value]) -> Mapping[int, int]:
         """By the workers that run an op of an update, the first round in which they have these inputs."""

@@ -27,7 +27,6 @@ from whale_nebula.ir.text import to_text
 from whale_nebula.passes.batch import BatchFolds, add_merges, fold_batch
 from whale_nebula.passes.checks import (
     check_draws,
-    check_held_variables,
     check_order,
     check_shared_state,
     limit_in_flight,
@@ -221,7 +220,6 @@ def _cut_program(compilation: Compilation) -> Compilation:
         compilation.program, compilation.workers, phases, folds, compilation.results, compilation.restricted_inputs,
         compilation.where,
     )  # fmt: skip
-    check_held_variables(cut, compilation.where)
     check_crossable(cut, compilation.where)
     return replace(compilation, cut=cut)
 
@@ -235,16 +233,18 @@ def _complete_layouts(compilation: Compilation) -> Compilation:
     return replace(compilation, cut=replace(cut, layouts=layouts, notes=tuple(notes))) if found else compilation
 
 
+def _divide(compilation: Compilation) -> Cut:
+    """The cut with a process for each cluster."""
+    phases, folds = compilation.require("phases"), compilation.require("folds")
+    return divide_clusters(
+        compilation.require("cut"), phases, folds, compilation.results, compilation.restricted_inputs
+    )
+
+
 def _list_exchange(compilation: Compilation) -> Compilation:
     """List the exchanges between clusters for updates and, on request, the dependences of crossing values on inputs."""
     cut = compilation.require("cut")
-    parted = divide_clusters(
-        cut,
-        compilation.require("phases"),
-        compilation.require("folds"),
-        compilation.results,
-        compilation.restricted_inputs,
-    )
+    parted = _divide(compilation)
     crossings = list_crossings(parted) if compilation.follows_inputs else ()
     return replace(compilation, cut=replace(cut, exchanges=list_exchanges(parted), input_crossings=crossings))
 
@@ -328,6 +328,8 @@ class InvalidProgramError(ValueError):
 def verify(compilation: Compilation, name: str) -> None:
     """Raise an `InvalidProgramError` with all faults of a program after the pass of this name."""
     faults = list(find_faults(compilation))
+    if name == PIPELINE[-1].name:  # one process for all clusters holds all values: check what processes would hold
+        faults += [f"{each}, with a process for each cluster" for each in _find_cut_faults(_divide(compilation))]
     if faults:
         raise InvalidProgramError("\n  ".join([f"after pass {name!r} the program is not valid:", *faults]))
 
@@ -411,6 +413,26 @@ def _find_cut_faults(cut: Cut) -> Iterator[str]:
                 if each.value in fragment.feeds and fragment.round <= each.round:
                     name = _name_fragment(fragment)
                     yield f"{name} reads {each.value} before it has crossed, in round {fragment.round}"
+    yield from _find_absent_values(cut)
+
+
+def _find_absent_values(cut: Cut) -> Iterator[str]:
+    """Values that fragments are fed, but that their workers do not have."""
+    known: dict[str, set[Value]] = {worker.name: set() for worker in cut.workers}
+    for fragment in list_fragments(cut):
+        for name in (fragment.worker,) if fragment.stage is None else cut.workers_of(fragment.stage):
+            known[name].update(value for value in fragment.fetches if value.op in fragment.ops)
+    for boundary in cut.boundaries:
+        for stage in boundary.destinations:
+            for name in cut.workers_of(stage):
+                known[name].add(boundary.value)
+    for each in chain.from_iterable(phase.crossings for phase in cut.phases):
+        for name in each.destinations:
+            known[name].add(each.value)
+    for fragment in list_fragments(cut):
+        for value in fragment.feeds:
+            if not cut.program.graph.ops[value.op].role and value not in known[fragment.worker]:
+                yield f"{_name_fragment(fragment)} is fed {value}, which {fragment.worker} does not have"
 
 
 def _find_order_faults(graph: Graph, fragments: Sequence[Fragment]) -> Iterator[str]:

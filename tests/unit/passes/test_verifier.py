@@ -55,6 +55,12 @@ def write_before_reading() -> Compilation:
     return replace(compilation, cut=replace(cut, phases=(replace(cut.phases[0], updates={worker: rounds}),)))
 
 
+def remove_first_stage() -> Compilation:
+    cut = COMPILED.require("cut")
+    phase = replace(cut.phases[0], stages=cut.phases[0].stages[1:])
+    return replace(COMPILED, cut=replace(cut, phases=(phase,), boundaries=()))
+
+
 INVALID_BY_FAULT: dict[str, Callable[[], Compilation]] = {
     "op 3 Exp reads %9, which is not computed before it": lambda: replace_op(3, inputs=(Value(9),)),
     "op 2 MatMul reads %3, which is not computed before it": lambda: replace_op(2, inputs=(Value(0), Value(3))),
@@ -69,6 +75,7 @@ INVALID_BY_FAULT: dict[str, Callable[[], Compilation]] = {
         worker="mars/0"
     ),
     "op 5 runs in round 0 on local/0, but follows op 4": write_before_reading,
+    "the forward of stage 1 in phase 0 on local/0 is fed %2, which local/0 does not have": remove_first_stage,
     "boundary 0 goes from stage 0 to (0,)": lambda: replace(
         COMPILED,
         cut=replace(

@@ -418,14 +418,17 @@ class Compiled:
 
     @cached_property
     def _precomputed_values(self) -> Sequence[frozenset[Value]]:
-        """By phase, the values that are computed once a step before its forward: of the whole batch, or by a prologue
-        or an update.
+        """By phase, the values that are computed or received once a step before its forward: of the whole batch, of a
+        prologue or an update.
         """
-        before, found = [self.cut.batch_fragments.get(self.worker)], []
+        before, found, received = [self.cut.batch_fragments.get(self.worker)], [], set[Value]()
         for phase in self.cut.phases:
             before.append(phase.prologue.get(self.worker))
-            found.append(frozenset(v for f in before if f is not None for v in f.fetches if v not in f.feeds))
+            made = {v for f in before if f is not None for v in f.fetches if v not in f.feeds}
+            found.append(frozenset(made | received))
             before += phase.updates.get(self.worker, ())
+            sent = (each for each in phase.crossings if each.round >= 0)  # others are those of the forward, merged
+            received.update(each.value for each in sent if self.worker in each.destinations)
         return found
 
     @cached_property
