@@ -86,7 +86,8 @@ class Place:
     def read_text(self) -> str:
         """A string that is not empty."""
         if not isinstance(self.value, str) or not self.value:
-            raise self.make_error(f"{self.value!r} is not a string", mend=f'{self._key}: "..."')
+            fault = "is an empty string" if self.value == "" else "is not a string"
+            raise self.make_error(f"{self.value!r} {fault}", mend=f'{self._key}: "..."')
         return self.value
 
     def read_boolean(self) -> bool:

@@ -410,7 +410,7 @@ def _find_cut_faults(cut: Cut) -> Iterator[str]:
                 yield f"{each.value} crosses from {each.source} to {each.destinations}"
             readers = (fragment for worker in each.destinations for fragment in phase.updates.get(worker, ()))
             for fragment in readers:
-                if each.value in fragment.feeds and fragment.round <= each.round:
+                if each.value in fragment.feeds and each.round >= max(0, fragment.round):  # -1: before all of them
                     name = _name_fragment(fragment)
                     yield f"{name} reads {each.value} before it has crossed, in round {fragment.round}"
     yield from _find_absent_values(cut)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -63,7 +63,7 @@ def _check_clusters(value: Iterable[str]) -> tuple[str, ...] | None:
     if value in ("all", ["all"], ("all",), {"all"}):
         return None
     mend = "clusters=['gpu', 'npu'], or remove clusters= to use all clusters"
-    if isinstance(value, str) or not isinstance(value, Iterable):
+    if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
         raise values.option_error(f"clusters={value!r} is not a list of cluster names", mend=mend)
     names = tuple(values.check_cluster_name("clusters", each) for each in value)
     if not names or len(set(names)) < len(names):

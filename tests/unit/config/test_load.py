@@ -144,6 +144,7 @@ INVALID_CONFIGS: list[tuple[Any, str, str]] = [
     ({"clutsers": {}}, "clutsers", "did you mean 'clusters'"),
     ({3: 4}, "", "is not a string"),
     ({"run": 3}, "run", "is not a string"),
+    ({"run": ""}, "run", "'' is an empty string"),
     ({"clusters": ["gpu"]}, "clusters", "is not a mapping"),
     ({"clusters": {"gpu": {"wrokers": []}}}, "clusters.gpu.wrokers", "did you mean 'workers'"),
     ({"clusters": {"a->b": {}}}, "clusters.a->b", "not a valid cluster name"),

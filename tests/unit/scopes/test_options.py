@@ -119,6 +119,7 @@ INVALID_CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("place", ("model", "gpu"), {}, "takes a dict"),
     ("auto_parallel", (), {"clusters": "gpu"}, "clusters='gpu' is not a list of cluster names"),
     ("auto_parallel", (), {"clusters": 3}, "is not a list of cluster names"),
+    ("auto_parallel", (), {"clusters": {"gpu": 1}}, "is not a list of cluster names"),
     ("auto_parallel", (), {"clusters": []}, "is empty"),
     ("auto_parallel", (), {"clusters": ["gpu", "gpu"]}, "names a cluster twice"),
     ("auto_parallel", (), {"clusters": [1]}, "is not a valid name"),
