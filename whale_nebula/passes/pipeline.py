@@ -146,6 +146,7 @@ class Compilation:
     `restricted_inputs` names the inputs that only the workers whose stages read them receive; `held_layouts` are the
     layouts of variables that earlier programs have touched. With `follows_inputs` the dependences of crossing values on
     inputs are determined. `folds` has the relation of each value to the batch, `phases` the phase and part of each op.
+    `divided` is the cut with a process for each cluster, if one process runs several.
     """
 
     program: Program
@@ -158,6 +159,7 @@ class Compilation:
     folds: BatchFolds | None = None
     phases: Parts | None = None
     cut: Cut | None = None
+    divided: Cut | None = None
 
     def require(self, what: str) -> Any:
         """The result of an earlier pass ("folds", "phases" or "cut"); raises a `LookupError` if it has not run."""
@@ -233,20 +235,19 @@ def _complete_layouts(compilation: Compilation) -> Compilation:
     return replace(compilation, cut=replace(cut, layouts=layouts, notes=tuple(notes))) if found else compilation
 
 
-def _divide(compilation: Compilation) -> Cut:
-    """The cut with a process for each cluster."""
-    phases, folds = compilation.require("phases"), compilation.require("folds")
-    return divide_clusters(
-        compilation.require("cut"), phases, folds, compilation.results, compilation.restricted_inputs
-    )
-
-
 def _list_exchange(compilation: Compilation) -> Compilation:
     """List the exchanges between clusters for updates and, on request, the dependences of crossing values on inputs."""
     cut = compilation.require("cut")
-    parted = _divide(compilation)
+    parted = divide_clusters(
+        cut,
+        compilation.require("phases"),
+        compilation.require("folds"),
+        compilation.results,
+        compilation.restricted_inputs,
+    )
     crossings = list_crossings(parted) if compilation.follows_inputs else ()
-    return replace(compilation, cut=replace(cut, exchanges=list_exchanges(parted), input_crossings=crossings))
+    cut_with_exchanges = replace(cut, exchanges=list_exchanges(parted), input_crossings=crossings)
+    return replace(compilation, cut=cut_with_exchanges, divided=None if parted is cut else parted)
 
 
 PIPELINE: tuple[Pass, ...] = (
@@ -328,8 +329,6 @@ class InvalidProgramError(ValueError):
 def verify(compilation: Compilation, name: str) -> None:
     """Raise an `InvalidProgramError` with all faults of a program after the pass of this name."""
     faults = list(find_faults(compilation))
-    if name == PIPELINE[-1].name:  # one process for all clusters holds all values: check what processes would hold
-        faults += [f"{each}, with a process for each cluster" for each in _find_cut_faults(_divide(compilation))]
     if faults:
         raise InvalidProgramError("\n  ".join([f"after pass {name!r} the program is not valid:", *faults]))
 
@@ -341,6 +340,8 @@ def find_faults(compilation: Compilation) -> Iterator[str]:
         yield from _find_phase_faults(compilation.program, compilation.phases)
     if compilation.cut is not None:
         yield from _find_cut_faults(compilation.cut)
+    if compilation.divided is not None:
+        yield from (f"{each}, with a process for each cluster" for each in _find_cut_faults(compilation.divided))
 
 
 def _find_program_faults(program: Program) -> Iterator[str]:

@@ -76,6 +76,9 @@ INVALID_BY_FAULT: dict[str, Callable[[], Compilation]] = {
     ),
     "op 5 runs in round 0 on local/0, but follows op 4": write_before_reading,
     "the forward of stage 1 in phase 0 on local/0 is fed %2, which local/0 does not have": remove_first_stage,
+    "which local/0 does not have, with a process for each cluster": lambda: replace(
+        COMPILED, divided=remove_first_stage().cut
+    ),
     "boundary 0 goes from stage 0 to (0,)": lambda: replace(
         COMPILED,
         cut=replace(
