@@ -191,7 +191,7 @@ def check_shared_state(
 
 def check_held_variables(cut: Cut, where: Callable[[int], str]) -> None:
     """Raise if a worker would use a variable that it does not hold, such as one of another cluster that a write before
-    the forward reads: updates receive values of other clusters, but they are the last part of a step.
+    the forward, or a branch, reads.
     """
     graph, variables = cut.program.graph, cut.program.variable_ops
     for fragment in list_fragments(cut):
@@ -200,11 +200,11 @@ def check_held_variables(cut: Cut, where: Callable[[int], str]) -> None:
                 holders = cut.variable_workers[variable.path]
                 if fragment.worker not in holders:
                     raise NotYetError(
-                        f"a use of variable {variable.path!r} on worker {fragment.worker!r} before the gradients",
+                        f"a use of variable {variable.path!r} on worker {fragment.worker!r}",
                         where=f"{op.name} ({op.type}), {where(op.index)}",
-                        why=f"only {list_names(holders)} would have it, and values of variables of other clusters are "
-                        "sent after the gradients",
-                        mend="read or write it after the gradients, at the end of the step",
+                        why=f"only {list_names(holders)} would have it: variables of other clusters are sent after the "
+                        "gradients, and not into a branch or loop",
+                        mend="read it after the gradients, outside of branches and loops",
                     )
 
 

@@ -424,6 +424,7 @@ class Cutter:
         if maker != reader.place:
             self.crossings[value, maker, reader.place] = reader.phase
             self.early.add(value)
+            self._request_from_mates(Key(kind, phase, maker), value)
         return Key(kind, phase, maker)
 
     def _find_update(self, op: Op, value: Value, phase: int, worker: int) -> Key:
@@ -433,15 +434,17 @@ class Cutter:
         return Key("update", phase, worker, self.homes.last_round(phase, worker))
 
     def _cross(self, value: Value, phase: int, worker: int) -> Key:
-        """Let the update of a worker that has a value send it to `worker`; returns the key of that update. The workers
-        of a split stage compute it together.
-        """
-        homes = self.homes.home_of(value.op)
-        key = Key("update", phase, min(homes), self.homes.round_of(value.op, min(homes)))
-        self.crossings[value, key.place, worker] = phase
-        for mate in sorted(homes & self.homes.mates[key.place] - {key.place}):
-            self.draft(key._replace(place=mate)).fetches[value] = None
+        """Let the update of a worker that has a value send it to `worker`; returns the key of that update."""
+        home = min(self.homes.home_of(value.op))
+        key = Key("update", phase, home, self.homes.round_of(value.op, home))
+        self.crossings[value, home, worker] = phase
+        self._request_from_mates(key, value)
         return key
+
+    def _request_from_mates(self, key: Key, value: Value) -> None:
+        """Request a value of a worker from the others of its split stage, too: they compute it together."""
+        for mate in sorted(self.homes.home_of(value.op) & self.homes.mates[key.place] - {key.place}):
+            self.draft(key._replace(place=mate)).fetches[value] = None
 
     def _find_stage(self, op: int, default: int = 0) -> int:
         return self.program.labels.get(op, default)

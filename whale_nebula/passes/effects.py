@@ -86,19 +86,12 @@ def find_written_inputs(op: Op, graph: Graph) -> tuple[int, ...]:
     held = [position for position, value in enumerate(op.inputs) if graph.spec(value).dtype == "resource"]
     if not op.functions:
         return tuple(held)
-    bodies = [graph.functions[name] for name in op.functions]
-    return tuple(
-        position for position in held if any(_writes_argument(body, position - len(op.inputs)) for body in bodies)
-    )
-
-
-def _writes_argument(body: Graph, position: int) -> bool:
-    """Whether a body writes one of its arguments, counted from the last."""
-    if -position > len(body.arguments):
-        return False
-    argument = body.arguments[position]
-    effects = (op for op in body.ops if is_effect(op, body))
-    return any(op.inputs[at].op == argument for op in effects for at in find_written_inputs(op, body))
+    written = set[int]()  # positions counted from the last input
+    for body in map(graph.functions.__getitem__, op.functions):
+        effects = [each for each in body.ops if is_effect(each, body)]
+        handles = {each.inputs[at].op for each in effects for at in find_written_inputs(each, body)}
+        written.update(n - len(body.arguments) for n, each in enumerate(body.arguments) if each in handles)
+    return tuple(position for position in held if position - len(op.inputs) in written)
 
 
 def find_written_handles(op: Op, graph: Graph) -> tuple[int, ...]:

@@ -71,25 +71,27 @@ class Homes:
         return frozenset({min(found & self._find_common_home(op) or found)})
 
     def _find_holders(self, op: Op) -> WorkerSet:
-        """The workers that hold all variables that an op uses, and so all holders of those that it writes."""
-        graph, own = self.program.graph, self.variables
-        found = self.all_workers.intersection(*(own.get(each, self.all_workers) for each in list_resources(op, graph)))
-        written = [own[each] for each in find_written_handles(op, graph) if each not in self.common]
-        if not found or not found.issuperset(chain.from_iterable(written)):
+        """The workers that hold all variables that an op uses; an effect needs all holders of those that it writes."""
+        program, own = self.program, self.variables
+        written = find_written_handles(op, program.graph)
+        used = [each for each in list_resources(op, program.graph) if each in program.variable_ops or each in written]
+        found = self.all_workers.intersection(*(own.get(each, self.all_workers) for each in used))
+        writers = chain.from_iterable(own[each] for each in written if each not in self.common)
+        if op.index in self.parts.effects and not (found and found.issuperset(writers)):
             raise NotYetError(
                 "an op that uses variables of several clusters",
                 where=f"{op.name} ({op.type}), {self.where(op.index)}",
                 why="it cannot be divided, and no cluster holds all variables that it uses",
                 mend="read variables of other clusters before it, and write each cluster's in a separate tf.cond",
             )
-        return found
+        return found or self.all_workers
 
     def last_round(self, phase: int, worker: int) -> int:
         """The number of the last round of a phase's update."""
         return self._last_rounds.get((phase, worker), 0)
 
     def write_round(self, phase: int, worker: int) -> int:
-        """The number of the first round of a phase's update that writes variables."""
+        """The number of the round of a phase's update before which no variable is written."""
         return self._write_rounds.get((phase, worker), 0)
 
     def round_of(self, op: int, worker: int) -> int:
@@ -209,7 +211,8 @@ class Homes:
         self._write_rounds = dict(self._last_rounds)
         for op in map(ops.__getitem__, sorted(following)):
             phase = self.parts.phase(op.index)
-            before = [each for each in op.control if each in following and self.parts.phase(each) == phase]
+            same = 3 * phase + UPDATE
+            before = [each for each in op.control if part.get(each, same) == same]
             ready = {
                 worker: max(number, self.write_round(phase, worker), *(self.round_of(each, worker) for each in before))
                 for worker, number in self._find_ready_rounds(op, op.inputs).items()

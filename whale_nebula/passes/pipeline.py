@@ -39,7 +39,7 @@ from whale_nebula.passes.mapping import EVERYWHERE, divide_clusters, map_workers
 from whale_nebula.passes.phases import Parts, split_parts
 from whale_nebula.passes.readings import list_fragments
 from whale_nebula.passes.replicas import list_batch_sum_notes as sum_notes
-from whale_nebula.passes.split import complete_stages, list_runs
+from whale_nebula.passes.split import complete_stages
 from whale_nebula.spec import Value
 
 
@@ -399,10 +399,6 @@ def _find_cut_faults(cut: Cut) -> Iterator[str]:
             yield f"boundary {boundary.slot} carries {boundary.value}, which does not exist"
     if [boundary.slot for boundary in cut.boundaries] != list(range(len(cut.boundaries))):
         yield "boundaries are not numbered in order"
-    for stage, layouts in cut.layouts.items():
-        first, *others = (set(list_runs(cut, worker, layouts)) for worker in cut.workers_of(stage))
-        if any(runs != first for runs in others):
-            yield f"the workers of stage {stage} run different updates on pieces"
     for phase in cut.phases:
         for fragments in phase.updates.values():
             yield from _find_order_faults(cut.program.graph, fragments)
@@ -445,7 +441,7 @@ def _find_order_faults(graph: Graph, fragments: Sequence[Fragment]) -> Iterator[
     for op, own in rounds.items():
         for before in graph.ops[op].control:
             shared = set(list_resources(graph.ops[op], graph)).intersection(list_resources(graph.ops[before], graph))
-            if shared and max(rounds.get(before, own)) > min(own):
+            if shared and max(rounds.get(before, [-1])) > min(own):
                 yield f"op {op} runs in round {min(own)} on {fragments[0].worker}, but follows op {before}"
 
 

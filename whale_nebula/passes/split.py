@@ -316,6 +316,16 @@ def check_devices(cut: Cut, at: Callable[[int], str], *, collectives: bool) -> N
         where = next((split.where for split in cut.program.splits if split.stage == number), stage.where)
         if stage.shards > 1 and len(workers) < stage.replicas * stage.shards:
             raise _worker_count_error(stage, len(workers), where)
+        runs = [set(list_runs(cut, worker, layouts)) for worker in workers]
+        alone = {op for each in runs for _, _, _, op in each.symmetric_difference(runs[0])}
+        if alone:
+            raise NotYetError(
+                f"an op that one worker of stage {stage.key!r} runs alone, on pieces of a variable",
+                where=at(min(alone)) or where,
+                why="each worker of nb.split holds a piece, and an op that writes no variable, such as tf.print or "
+                "tf.py_function, runs on one of them",
+                mend="return the value from the step, and print it there",
+            )
         summed = stage.shards > 1 and number in find_replica_sums(cut.program) and not has_one_order(cut, number)
         built = {
             "synchronized moments and nb.split in three or more replicas of a cluster of more than ten workers": summed,

@@ -102,12 +102,15 @@ def test_tensor_of_many_axes_between_stages_is_refused() -> None:
 @pytest.mark.parametrize(
     "compute, said",
     [
-        (tf.strings.as_string, ("type string", "return numbers (ids), or set results: owner")),
-        (lambda x: tf.reshape(x, [-1, *[1] * 8]), ("rank 9", "tf.reshape it to 8 axes, or set results: owner")),
+        (tf.strings.as_string, ("type string", "return numbers (ids), or set results: owner", "AsString")),
+        (
+            lambda x: tf.reshape(x, [-1, *[1] * 8]),
+            ("rank 9", "tf.reshape it to 8 axes, or set results: owner", "Reshape"),
+        ),
     ],
     ids=["string", "nine axes"],
 )
-def test_result_that_cannot_be_sent_is_refused_across_processes(compute: Any, said: tuple[str, str]) -> None:
+def test_result_that_cannot_be_sent_is_refused_across_processes(compute: Any, said: tuple[str, str, str]) -> None:
     """It would be sent to all processes; with `results: owner` it stays."""
 
     @nb.function
@@ -121,7 +124,7 @@ def test_result_that_cannot_be_sent_is_refused_across_processes(compute: Any, sa
     program = step._step.last.captured.program
     workers = [Worker(f"{name}/0", name, (number,)) for number, name in enumerate("ab")]
     what = f"a result of {said[0]} would be sent from worker 'a/0' to the other processes"
-    check_error(PlanError, lambda: cut_program(program, workers), what, said[1])
+    check_error(PlanError, lambda: cut_program(program, workers), what, said[1], at=said[2])
     assert cut_program(program, workers, results="owner")
 
 

@@ -388,16 +388,40 @@ def test_op_with_variables_of_several_clusters_is_refused_with_its_line(update: 
                 loss = tf.reduce_sum(x * b)
         for variable, gradient in zip((a, b), tape.gradient(loss, [a, b]), strict=True):
             variable.assign_sub(gradient)
-        update(a, b, shared, loss)
+        return update(a, b, shared, loss)
 
     step(tf.ones((2, 4)))
     program = step._step.last.captured.program
     if op:
-        with pytest.raises(NotYetError, match="an op that uses variables of several clusters") as caught:
+        what = "a use of variable" if update is choose_in_cond else "an op that uses variables of several clusters"
+        with pytest.raises(NotYetError, match=what) as caught:
             cut_program(program, assign_worker_per_stage(program), lambda number: "train.py:3")
         assert caught.value.where.endswith(f"{op}, train.py:3")
     else:
         assert cut_program(program, assign_worker_per_stage(program)).variable_workers["shared"] == (B,)
+
+
+def test_write_waits_for_a_read_of_the_old_value_that_needs_another_cluster() -> None:
+    cut = compile_text(
+        """
+        stages a b
+        %0 = input x float32[?]
+        %1 = capture v resource[]
+        %2 = capture w resource[]
+        %3 = ReadVariableOp(%1) float32[4] stateful @a
+        %4 = Mul(%0, %3) float32[?] @a
+        %5 = ReadVariableOp(%2) float32[] stateful @b
+        %6 = Mul(%4, %5) float32[?] @b
+        %7 = ReadVariableOp(%2) int32[] stateful
+        %8 = ResourceGather(%1, %7) float32[] stateful
+        %9 = Const {value=(1)} float32[4]
+        %10 = AssignAddVariableOp(%1, %9) stateful ^%3 ^%8
+        returns %6, %8
+        """,
+        assign_worker_per_stage,
+    )
+    rounds = {op: fragment.round for fragment in cut.phases[0].updates[A] for op in fragment.ops}
+    assert rounds[10] == rounds[8] == 1
 
 
 @st.composite

@@ -282,6 +282,24 @@ def test_all_devices_gather_a_variable_that_the_update_of_another_cluster_reads(
     assert passed_on[0] == passed_on[1] != set()
 
 
+def test_print_of_a_split_variable_is_refused_across_processes() -> None:
+    """One of the workers would print, and wait for the others to gather the pieces."""
+    kernel = tf.Variable(tf.ones((4, 4)), name="kernel")
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape, nb.cluster(), nb.stage(cluster="c"), nb.split(2):
+            loss = tf.reduce_sum(x @ kernel)
+        kernel.assign_sub(tape.gradient(loss, kernel))
+        tf.print(tf.norm(kernel))
+        return loss
+
+    step(np.ones((2, 4), "float32"))
+    cut = cut_program(step._step.last.captured.program, [Worker(f"c/{number}", "c", (0,)) for number in range(2)])
+    with pytest.raises(NotYetError, match="an op that one worker of stage 'c' runs alone, on pieces of a variable"):
+        check_devices(cut, lambda op: "", collectives=True)
+
+
 def test_branch_that_reads_a_split_variable_is_refused_across_processes() -> None:
     """Within a process the branches read the whole variable."""
     table = tf.Variable(np.arange(24, dtype="float32").reshape(4, 6), name="table")
