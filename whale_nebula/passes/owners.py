@@ -9,7 +9,7 @@ computed by all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -207,7 +207,7 @@ class Homes:
                 op.index in part or op.role or self.program.request_of(op.index) is not None
             ):
                 ready = self._find_ready_rounds(op, [value for value in op.inputs if value.op not in following])
-                self._set_rounds(op, ready, updating)
+                self._set_rounds(op, ready)
         self._write_rounds = dict(self._last_rounds)
         for op in map(ops.__getitem__, sorted(following)):
             phase = self.parts.phase(op.index)
@@ -217,7 +217,7 @@ class Homes:
                 worker: max(number, self.write_round(phase, worker), *(self.round_of(each, worker) for each in before))
                 for worker, number in self._find_ready_rounds(op, op.inputs).items()
             }
-            self._set_rounds(op, ready, updating)
+            self._set_rounds(op, ready)
         for value in self.program.returns:  # one without a part of its own, such as a penalty, is computed as a result
             for worker in self.home_of(value.op) if value.op not in part else ():
                 last = self.parts.phases - 1, worker
@@ -232,12 +232,12 @@ class Homes:
             for worker in where
         }
 
-    def _set_rounds(self, op: Op, ready: Mapping[int, int], updating: Set[int]) -> None:
+    def _set_rounds(self, op: Op, ready: Mapping[int, int]) -> None:
         """Set the round of an op on each worker; workers of a split stage run the same ops in the same round."""
-        phase = self.parts.phase(op.index)
+        phase, kind = divmod(self.parts.part.get(op.index, 0), 3)
         for worker in ready:
             self._rounds_by_op[op.index, worker] = max(ready.get(mate, 0) for mate in self.mates[worker])
-            for mate in self.mates[worker] if op.index in updating else ():
+            for mate in self.mates[worker] if kind == UPDATE else ():
                 last = self._last_rounds.get((phase, mate), 0)
                 self._last_rounds[phase, mate] = max(last, self._rounds_by_op[op.index, worker])
 

@@ -282,6 +282,28 @@ def test_all_devices_gather_a_variable_that_the_update_of_another_cluster_reads(
     assert passed_on[0] == passed_on[1] != set()
 
 
+def test_all_devices_compute_a_penalty_that_the_update_of_another_cluster_reads() -> None:
+    kernel, scale = tf.Variable(tf.ones((4, 4)), name="kernel"), tf.Variable(1.0, name="scale")
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            with nb.cluster():
+                with nb.stage(cluster="c"), nb.split(2):
+                    x = x @ kernel
+                with nb.stage(cluster="d"):
+                    loss = tf.reduce_sum(x * scale)
+            loss += 0.1 * tf.nn.l2_loss(kernel)
+        for variable, gradient in zip((kernel, scale), tape.gradient(loss, [kernel, scale]), strict=True):
+            variable.assign_sub(gradient)
+        scale.assign_sub(loss)
+
+    step(np.ones((2, 4), "float32"))
+    workers = [Worker("c/0", "c", (0,)), Worker("c/1", "c", (0,)), Worker("d/0", "d", (1,))]
+    prologue = cut_program(step._step.last.captured.program, workers).phases[0].prologue
+    assert prologue["c/0"].fetches and prologue["c/0"].ops == prologue["c/1"].ops
+
+
 def test_print_of_a_split_variable_is_refused_across_processes() -> None:
     """One of the workers would print, and wait for the others to gather the pieces."""
     kernel = tf.Variable(tf.ones((4, 4)), name="kernel")
