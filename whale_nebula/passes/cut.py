@@ -195,8 +195,9 @@ class Cutter:
         if check.index not in self.parts.asserted:
             return False
         above = graph.ascend([check.index], stop=lambda op: part.get(op, UPDATE) % 3 != UPDATE) - {check.index}
-        made = [op for op in above if part.get(op, UPDATE) % 3 == UPDATE and not graph.ops[op].role]
-        return all(worker in self.homes.home_of(op) and op not in self.parts.effects for op in made)
+        made = [op for op in above if part.get(op, UPDATE) % 3 == UPDATE and graph.ops[op].role in ("", HOLDER)]
+        late = self.homes.following | self.program.holders.keys()
+        return all(worker in self.homes.home_of(op) and op not in late for op in made)
 
     def _request_results(self, draft: Draft) -> None:
         """Let the last update of a worker return the results of the step that the worker gives to the user."""
@@ -301,7 +302,7 @@ class Cutter:
         op = self.program.graph.ops[value.op]
         if op.role == CAPTURE:
             return False
-        if op.role:
+        if op.role and not self._is_sent_gradient(draft.key, op):
             draft.feeds[value] = None
             return False
         home = None if op.type == "Const" else self._find_home(draft.key, op, value)
@@ -310,10 +311,16 @@ class Cutter:
         draft.feeds[value] = None
         if draft.key.staged and not home.staged:
             for worker in sorted(self.homes.stage_workers[draft.key.place]):
-                self.draft(home._replace(place=worker)).fetches[value] = None
+                own = home._replace(place=worker)
+                made = self._find_update(op, value, home.phase, worker) if home.kind == "update" else own
+                self.draft(made).fetches[value] = None
         elif home != draft.key:
             self.draft(home).fetches[value] = None
         return False
+
+    def _is_sent_gradient(self, key: Key, op: Op) -> bool:
+        """Whether an update reads a merged gradient that another worker has."""
+        return op.role == HOLDER and key.kind == "update" and key.place not in self.homes.home_of(op.index)
 
     def _find_home(self, key: Key, op: Op, value: Value) -> Key | None:
         """The fragment that computes a value for a fragment with this key; None for that fragment itself."""
@@ -352,6 +359,8 @@ class Cutter:
             if op.index in self.parts.effects or self._is_pinned(op, at):
                 return Key("prologue", home, worker)
             home = phase
+        if label != stage and op.index not in self.parts.batch:
+            home = self.parts.part.get(op.index, 0) // 3  # each phase computes it; other stages read that of the first
         return None if (home, label) == (phase, stage) else Key("forward", home, label)
 
     def _is_size_alone(self, op: Op, key: Key) -> bool:

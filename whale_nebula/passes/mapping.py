@@ -183,7 +183,12 @@ class _Builder:
 
     def _build_boundaries(self) -> tuple[Boundary, ...]:
         program, notes = self.program, self.folds.notes
-        made = {value: key for key, draft in self.drafts.items() if key.kind == "forward" for value in draft.fetches}
+        made = {
+            value: key
+            for key in sorted(self.drafts, reverse=True)
+            if key.kind == "forward"
+            for value in self.drafts[key].fetches
+        }
         returning = {a.boundary for r in program.requests for a in r.arrivals}
         found: list[Boundary] = []
         for value, key in sorted(made.items()):

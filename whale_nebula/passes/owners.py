@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from whale_nebula.errors import NotYetError
-from whale_nebula.ir.graph import CAPTURE, HOLDER, Op
+from whale_nebula.ir.graph import CAPTURE, HOLDER, INPUT, Op
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.effects import find_written_handles, is_read, list_resources
 from whale_nebula.passes.phases import FORWARD, PROLOGUE, UPDATE, Parts, is_small
@@ -124,9 +124,9 @@ class Homes:
         changed = False
         for index in self.parts.effects:
             op = self.program.graph.ops[index]
-            if self._is_shared_scalar(op):
-                continue
-            together = self._find_common_home(op) & self.home_of_effect(op)
+            together = self.home_of_effect(op)
+            if not self._is_shared_scalar(op):
+                together &= self._find_common_home(op)
             handles = set(find_written_handles(op, self.program.graph))
             if staged := handles - self.common:  # all holders of these run it, and scalars cross to them
                 together = self.all_workers.intersection(*(self.variables[handle] for handle in staged))
@@ -164,14 +164,14 @@ class Homes:
             return self.variables[op.index]
         if op.index in self.parts.pure or op.index in self.parts.late.sums or not op.inputs:
             return self.all_workers
+        if is_read(op):
+            return self.variables.get(op.inputs[0].op, self.all_workers)
         if self.parts.part.get(op.index, 0) % 3 == FORWARD:
             return (
                 self.all_workers
                 if all(map(is_small, op.outputs))
                 else self.stage_workers[program.labels.get(op.index, 0)]
             )
-        if is_read(op):
-            return self.variables.get(op.inputs[0].op, self.all_workers)
         if op.index in self.parts.effects and (self._is_shared_scalar(op) or op.functions):
             return self.home_of_effect(op)
         holders = self._find_holders(op)
@@ -201,7 +201,7 @@ class Homes:
         """
         graph, part, ops = self.program.graph, self.parts.part, self.program.graph.ops
         updating = {op.index for op in ops if part.get(op.index, 0) % 3 == UPDATE}
-        following = graph.descend(self.parts.effects, control=True) & updating
+        self.following = following = graph.descend(self.parts.effects, control=True) & updating
         for op in ops:
             if op.index in updating or not (
                 op.index in part or op.role or self.program.request_of(op.index) is not None
@@ -254,6 +254,6 @@ class Homes:
         if value.op in self.parts.late.terms:
             return 0
         own, home = self.parts.part.get(value.op, PROLOGUE), self.home_of(value.op)
-        if own != part and (own % 3 != PROLOGUE or self.program.graph.ops[value.op].role):
+        if own != part and (own % 3 != PROLOGUE or self.program.graph.ops[value.op].role == INPUT):
             return 0
         return self.round_of(value.op, worker) if worker in home else self.round_of(value.op, min(home)) + 1

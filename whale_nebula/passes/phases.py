@@ -267,7 +267,8 @@ class _Splitter:
             while waiting and op.index >= waiting[0].start:
                 self._assign_phase(waiting.pop(0))
             level = max((self._find_level(each) for each in (*(v.op for v in op.inputs), *op.control)), default=-1)
-            late = op.index in self.effects and op.index not in self.batch and not self._is_seed_write(op)
+            once = op.index not in self.batch or op.index in self.deferred_ops
+            late = op.index in self.effects and once and not self._is_seed_write(op)
             self.level[op.index] = max(level, self.phase_of[-1]) if late and self.phase_of else level
         for request in waiting:
             self._assign_phase(request)
@@ -347,7 +348,8 @@ class _Splitter:
         if self._is_seed_write(op):
             return _find_next_part(early, FORWARD)
         if op.index in self.batch:
-            stays = self._runs_per_micro_batch(op) or (leads and not self._is_merged_assertion(op.index))
+            waits = self._is_merged_assertion(op.index) or (asked and op.index in self.deferred_ops)
+            stays = self._runs_per_micro_batch(op) or (leads and not waits)
             return _find_next_part(early, FORWARD) if stays else update
         if asked or not leads:
             return update

@@ -20,7 +20,7 @@ from whale_nebula.errors import OptionError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.ir.canonical import canonical_lines, digest_lines
 from whale_nebula.ir.cut import Cut, Fragment, Worker
-from whale_nebula.ir.graph import CAPTURE, Graph
+from whale_nebula.ir.graph import CAPTURE, HOLDER, Graph
 from whale_nebula.ir.layout import Layout
 from whale_nebula.ir.program import Leaf, Program, Variable
 from whale_nebula.ir.text import to_text
@@ -426,9 +426,15 @@ def _find_absent_values(cut: Cut) -> Iterator[str]:
     for each in chain.from_iterable(phase.crossings for phase in cut.phases):
         for name in each.destinations:
             known[name].add(each.value)
+    for request in cut.program.requests:
+        for holder in request.holders:
+            variable = cut.program.variable_ops.get(request.origins[holder.source])
+            makers = (cut.workers_of(part.stage) for part in request.parts if part.source == holder.source)
+            for name in cut.variable_workers[variable.path] if variable is not None else chain.from_iterable(makers):
+                known[name].update(holder.values)
     for fragment in list_fragments(cut):
         for value in fragment.feeds:
-            if not cut.program.graph.ops[value.op].role and value not in known[fragment.worker]:
+            if cut.program.graph.ops[value.op].role in ("", HOLDER) and value not in known[fragment.worker]:
                 yield f"{_name_fragment(fragment)} is fed {value}, which {fragment.worker} does not have"
 
 

@@ -162,7 +162,7 @@ class StageRun:
             local_values[value] = results[value]
         for value, tensor in results.items():
             boundary = compiled.boundaries.get(value)
-            if boundary is not None:
+            if boundary is not None and boundary.phase == piece.fragment.phase:  # a later phase may compute it again
                 rows = None if boundary.mask is None else self._find_row_mask(boundary.mask, micro_batch)
                 self.exchange.put(value, micro_batch, tensor, rows)
             elif value in compiled.gradient_shares:

@@ -216,7 +216,7 @@ class WholeBatchRun:
     def _read_feed(self, feed: Feed, gradients: Mapping[Value, Any]) -> Any:
         if feed.kind == "leaf":
             return self.batch.whole[feed.key]
-        if feed.kind == "holder":
+        if feed.kind == "holder" and feed.key in gradients:  # otherwise another process has sent it
             return gradients[feed.key]
         return self.values[feed.key]
 
