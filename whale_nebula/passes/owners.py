@@ -126,7 +126,7 @@ class Homes:
             op = self.program.graph.ops[index]
             together = self.home_of_effect(op)
             if not self._is_shared_scalar(op):
-                together &= self._find_common_home(op)
+                together = together & self._find_common_home(op) or together
             handles = set(find_written_handles(op, self.program.graph))
             if staged := handles - self.common:  # all holders of these run it, and scalars cross to them
                 together = self.all_workers.intersection(*(self.variables[handle] for handle in staged))
