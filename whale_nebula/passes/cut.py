@@ -302,7 +302,7 @@ class Cutter:
         op = self.program.graph.ops[value.op]
         if op.role == CAPTURE:
             return False
-        if op.role and not self._is_sent_gradient(draft.key, op):
+        if op.role and (op.role != HOLDER or self._has_gradient(draft.key, op)):
             draft.feeds[value] = None
             return False
         home = None if op.type == "Const" else self._find_home(draft.key, op, value)
@@ -318,9 +318,10 @@ class Cutter:
             self.draft(home).fetches[value] = None
         return False
 
-    def _is_sent_gradient(self, key: Key, op: Op) -> bool:
-        """Whether an update reads a merged gradient that another worker has."""
-        return op.role == HOLDER and key.kind == "update" and key.place not in self.homes.home_of(op.index)
+    def _has_gradient(self, key: Key, op: Op) -> bool:
+        """Whether a fragment gets a merged gradient from the backward: updates of its phase, on the workers with it."""
+        own = self._find_part(op, 0) == 3 * key.phase + UPDATE
+        return own and key.kind == "update" and key.place in self.homes.home_of(op.index)
 
     def _find_home(self, key: Key, op: Op, value: Value) -> Key | None:
         """The fragment that computes a value for a fragment with this key; None for that fragment itself."""
@@ -328,7 +329,7 @@ class Cutter:
             return self._place_in_update(key, op, value)
         if key.staged:
             return self._place_in_stage(key, op, value)
-        phase, kind = divmod(self.parts.part.get(op.index, 0), 3)
+        phase, kind = divmod(self._find_part(op, PROLOGUE), 3)
         if key.kind == "prologue" and kind == UPDATE:
             return self._find_update(op, value, phase, key.place)
         return None
@@ -394,6 +395,8 @@ class Cutter:
     def _find_part(self, op: Op, at: int) -> int:
         """The part of the step in which a value is computed when `at` needs it: as late as possible."""
         own = self.parts.part.get(op.index, 0)
+        if op.role == HOLDER:
+            return 3 * self.parts.phase_of[self.program.holders[op.index][0]] + UPDATE
         if op.index in self.parts.batch or op.index in self.parts.effects or own % 3 == UPDATE:
             return own
         return min(at, self.parts.latest.get(op.index, at))

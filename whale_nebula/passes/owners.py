@@ -201,10 +201,11 @@ class Homes:
         """
         graph, part, ops = self.program.graph, self.parts.part, self.program.graph.ops
         updating = {op.index for op in ops if part.get(op.index, 0) % 3 == UPDATE}
+        bound = self.parts.effects | (self.parts.batch & part.keys())
         self.following = following = graph.descend(self.parts.effects, control=True) & updating
         for op in ops:
             if op.index in updating or not (
-                op.index in part or op.role or self.program.request_of(op.index) is not None
+                op.role or op.index in bound or self.program.request_of(op.index) is not None
             ):
                 ready = self._find_ready_rounds(op, [value for value in op.inputs if value.op not in following])
                 self._set_rounds(op, ready)
@@ -218,8 +219,8 @@ class Homes:
                 for worker, number in self._find_ready_rounds(op, op.inputs).items()
             }
             self._set_rounds(op, ready)
-        for value in self.program.returns:  # one without a part of its own, such as a penalty, is computed as a result
-            for worker in self.home_of(value.op) if value.op not in part else ():
+        for value in self.program.returns:  # one that is computed where it is read, such as a penalty
+            for worker in self.home_of(value.op):
                 last = self.parts.phases - 1, worker
                 self._last_rounds[last] = max(self.last_round(*last), self.round_of(value.op, worker))
 
@@ -253,7 +254,10 @@ class Homes:
         """The first round in which a worker has a value."""
         if value.op in self.parts.late.terms:
             return 0
-        own, home = self.parts.part.get(value.op, PROLOGUE), self.home_of(value.op)
-        if own != part and (own % 3 != PROLOGUE or self.program.graph.ops[value.op].role == INPUT):
+        own, home, parts = self.parts.part.get(value.op, PROLOGUE), self.home_of(value.op), self.parts
+        if own != part and (own % 3 == UPDATE or self.program.graph.ops[value.op].role == INPUT):
+            return 0
+        bound = value.op in parts.batch or value.op in parts.effects or parts.latest.get(value.op, part) < part
+        if own != part and own % 3 == FORWARD and bound:
             return 0
         return self.round_of(value.op, worker) if worker in home else self.round_of(value.op, min(home)) + 1

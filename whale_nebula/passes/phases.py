@@ -289,7 +289,7 @@ class _Splitter:
             self.recomputed_checks[op.index] = _find_next_part(self._find_earliest(op, self.recomputed_checks), FORWARD)
         if op.index in self.effects:
             self.part[op.index] = self._place_effect(op, early)
-        elif op.index in self.holder_ops or op.index in self.deferred_ops:
+        elif self._has_late_gradient(op, early) or op.index in self.deferred_ops:
             self.part[op.index] = _find_next_part(early, UPDATE)
         elif op.index in self.batch and op.index not in self.pure:
             forward = op.index in self.leading or op.index in self.targets or op.stage is not None
@@ -297,6 +297,11 @@ class _Splitter:
             self.part[op.index] = _find_next_part(early, UPDATE if once else FORWARD)
         elif early or late_sum:
             self.part[op.index] = _find_next_part(early, UPDATE) if late_sum else early
+
+    def _has_late_gradient(self, op: Op, early: int) -> bool:
+        """Whether an op depends on a gradient that its inputs of a later forward, if any, do not follow."""
+        follows = early % 3 == FORWARD and early // 3 > self.level[op.index] and op.index in self.batch
+        return op.index in self.holder_ops and not follows
 
     def _can_wait(self, op: Op) -> bool:
         """Whether an op of the forward without readers there may run once, after the micro-batches."""

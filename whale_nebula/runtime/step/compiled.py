@@ -409,7 +409,7 @@ class Compiled:
         if value.op in program.arrivals:
             return Feed("arrival", value)
         if value.op in program.holders:
-            return Feed("holder", value)
+            return Feed("holder" if fragment.stage is None else "once", value)
         if fragment.stage is None or value in self._precomputed_values[fragment.phase]:
             return Feed("once", value)
         boundary = self.boundaries.get(value)

@@ -158,7 +158,7 @@ class WholeBatchRun:
         """The gradients that updates read, by their placeholders: sums over stages, with the parts of other workers."""
         parts: dict[PartKey, tuple[Any, ...]] = {}
         for run in runs:
-            parts |= run.sums.parts()
+            parts |= {key: found for key, found in run.sums.parts().items() if key[0] in phase.requests}
         with self.clock.time_exchange(phase.index):
             parts = self.peers.exchange_parts(phase, parts)
         return sum_over_stages(self.compiled.cut.program, parts)
