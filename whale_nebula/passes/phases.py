@@ -245,7 +245,7 @@ class _Splitter:
 
     def _runs_per_micro_batch(self, op: Op) -> bool:
         """Whether an effect runs with each micro-batch: it prints, checks, or writes a value that cannot be merged."""
-        each = op.index in self.effects and op.index in self.batch and op.index not in self.deferred_ops
+        each = op.index in self.effects and op.index in self.batch - self.deferred_ops - self.holder_ops
         return each and (self.program.pipeline.micro_batch > 1 or not list_resources(op, self.program.graph))
 
     def _find_pure(self) -> set[int]:
@@ -285,23 +285,18 @@ class _Splitter:
     def _place_op(self, op: Op) -> None:
         early = self._find_earliest(op, self.recomputed_checks if op.index in self.checks else {})
         late_sum = op.index in self.late.sums
+        forward = op.index in self.leading or op.index in self.targets or op.stage is not None
         if op.index in self.checked:
             self.recomputed_checks[op.index] = _find_next_part(self._find_earliest(op, self.recomputed_checks), FORWARD)
         if op.index in self.effects:
             self.part[op.index] = self._place_effect(op, early)
-        elif self._has_late_gradient(op, early) or op.index in self.deferred_ops:
+        elif op.index in self.deferred_ops or (op.index in self.holder_ops and not (forward and op.index in self.batch)):
             self.part[op.index] = _find_next_part(early, UPDATE)
         elif op.index in self.batch and op.index not in self.pure:
-            forward = op.index in self.leading or op.index in self.targets or op.stage is not None
             once = late_sum or (not forward and (early % 3 == UPDATE or self._accumulates(op)))
             self.part[op.index] = _find_next_part(early, UPDATE if once else FORWARD)
         elif early or late_sum:
             self.part[op.index] = _find_next_part(early, UPDATE) if late_sum else early
-
-    def _has_late_gradient(self, op: Op, early: int) -> bool:
-        """Whether an op depends on a gradient that its inputs of a later forward, if any, do not follow."""
-        follows = early % 3 == FORWARD and early // 3 > self.level[op.index] and op.index in self.batch
-        return op.index in self.holder_ops and not follows
 
     def _can_wait(self, op: Op) -> bool:
         """Whether an op of the forward without readers there may run once, after the micro-batches."""
@@ -353,8 +348,9 @@ class _Splitter:
         if self._is_seed_write(op):
             return _find_next_part(early, FORWARD)
         if op.index in self.batch:
-            waits = self._is_merged_assertion(op.index) or (asked and op.index in self.deferred_ops)
-            stays = self._runs_per_micro_batch(op) or (leads and not waits)
+            waits = self._is_merged_assertion(op.index) or bool(asked and op.index in self.deferred_ops)
+            waits |= early % 3 == UPDATE and self.program.pipeline.micro_batch < 2
+            stays = not waits and (leads or self._runs_per_micro_batch(op))
             return _find_next_part(early, FORWARD) if stays else update
         if asked or not leads:
             return update

@@ -7,11 +7,11 @@ from pathlib import Path
 import whale_nebula as nb
 from tests.processes.random_steps import run_step
 from tests.processes.worker_reports import report_value
-from whale_nebula.errors import CaptureError, NotYetError, ScopeError
+from whale_nebula.errors import CaptureError, NotYetError, PlanError, ScopeError
 
 nb.init()
 for name, text in json.loads(Path(sys.argv[1]).read_text()).items():
     try:
         report_value(name, run_step(text, nb, name))
-    except (CaptureError, NotYetError, ScopeError) as refusal:
+    except (CaptureError, NotYetError, PlanError, ScopeError) as refusal:
         report_value(name, refusal.code)
