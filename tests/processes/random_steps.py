@@ -11,7 +11,7 @@ import importlib.util
 import random
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,11 +42,11 @@ WRITES = ("assign_sub(.05 * {})", "assign_add(.05 * {})", "assign({})")
 
 
 class StepWriter:
-    """Writes the module of a step, whose stages are on these clusters, statement by statement."""
+    """Writes the module of a step, statement by statement. It has a stage in each cluster, with so many replicas."""
 
-    def __init__(self, clusters: Sequence[str], micro_batch: int = 1, seed: int = 0) -> None:
+    def __init__(self, clusters: Mapping[str, int], micro_batch: int = 1, seed: int = 0) -> None:
         self.draw = random.Random(seed)
-        self.clusters, self.micro_batch = tuple(clusters), micro_batch
+        self.clusters, self.micro_batch = clusters, micro_batch
         self.kinds: dict[str, str] = {}
         self.lines: list[str] = []
         self.scalars: list[str] = []
@@ -82,8 +82,9 @@ class StepWriter:
         if number and self.draw.random() < 0.4:
             factor += f" * {self.draw.choice(self.vectors + self.scalars)}"
         state, tied = "x", self.draw.random() < 0.3
-        for place, cluster in enumerate(self.clusters):
-            self.add(f"with nb.stage(cluster='{cluster}'):", 1)
+        for place, (cluster, replicas) in enumerate(self.clusters.items()):
+            copies = f"nb.replica({replicas}), " if replicas > 1 else ""
+            self.add(f"with {copies}nb.stage(cluster='{cluster}'):", 1)
             made = self.draw.choice(STAGES).format(h=state, c=cluster)
             frozen = self.draw.choice(["", "", " * f0", " * f1"])
             self.add(f"h{number} = {made}{frozen}{factor}{' * vt' * tied}", 2)
@@ -163,7 +164,7 @@ class StepWriter:
         return "\n".join([*head, *step, f"    return step, [{', '.join(self.kinds)}]", ""])
 
 
-def draw_step(seed: int, clusters: Sequence[str], micro_batch: int) -> str:
+def draw_step(seed: int, clusters: Mapping[str, int], micro_batch: int) -> str:
     """The module of a random step, in a fifth of all cases with two forwards."""
     writer = StepWriter(clusters, micro_batch, seed)
     draw, factor = writer.draw, ""
@@ -197,7 +198,7 @@ def write_forward(number: int, first: str = "", second: str = "", micro_batch: i
 
 def write_step(lines: Sequence[str], returned: str) -> str:
     """The module of a step with these lines."""
-    writer = StepWriter(("c0", "c1"))
+    writer = StepWriter({"c0": 1, "c1": 1})
     writer.lines, writer.returned = list(lines), [returned]
     return writer.text()
 
@@ -208,7 +209,7 @@ def no_scope(*_: Any, **options: Any) -> Iterator[None]:
     yield
 
 
-PLAIN = SimpleNamespace(function=tf.function, cluster=no_scope, stage=no_scope, pipeline=no_scope)
+PLAIN = SimpleNamespace(function=tf.function, cluster=no_scope, stage=no_scope, replica=no_scope, pipeline=no_scope)
 
 
 def run_step(text: str, api: Any, name: str) -> tuple[list[Any], dict[str, Any]]:

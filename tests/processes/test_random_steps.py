@@ -6,6 +6,7 @@ The written steps are cases in which a cut has been wrong.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -70,8 +71,10 @@ RUNS: Mapping[str, tuple[int | Mapping[str, str], range, bool]] = {
 def list_steps(name: str) -> dict[str, str]:
     """The texts of the steps of a run by their names."""
     workers, seeds, _ = RUNS[name]
-    clusters = sorted(set(list_workers(workers).values()))
-    drawn = {f"seed{seed}": draw_step(seed, clusters, 2 if seed % 4 == 0 else 1) for seed in seeds}
+    clusters = Counter(list_workers(workers).values())
+    drawn = {
+        f"seed{seed}": draw_step(seed, clusters, 2 if seed % 4 == 0 or name == "replicas" else 1) for seed in seeds
+    }
     written = {each: write_step(lines, returned) for each, (lines, returned) in WRITTEN.items()}
     return {**written, **drawn} if name == "pair" else drawn
 

@@ -433,10 +433,27 @@ def _find_loss_terms(program: Program, folding: Folding, targets: Iterable[Value
 def _must_wait(op: Op, program: Program, folding: Folding) -> bool:
     """Whether an op must wait for merged values: a function of them, or a write of one."""
     if is_effect(op, program.graph):
+        whole = bool(op.functions) and not _adds_up(op, folding)  # runs once, with the rows of all micro-batches
         return bool(list_resources(op, program.graph)) and all(
-            state.kind in _MERGEABLE_KINDS for state in _list_input_folds(op, folding)
+            state.kind in _MERGEABLE_KINDS or (whole and state.kind == ROWS and not state.order_problem)
+            for state in _list_input_folds(op, folding)
         )
     return any(folding.fold_of(value).kind in _WAITING_KINDS for value in op.values)
+
+
+def _adds_up(op: Op, folding: Folding) -> bool:
+    """Whether all writes in the bodies of an op add a sum to a variable, so that each micro-batch adds its part."""
+    writes = folding.body_writes.get(op.index, ())
+    return bool(writes) and all(_explain_body_write(each, folds) is None for each, folds in writes)
+
+
+def _explain_body_write(op: Op, folds: Sequence[Fold]) -> str | None:
+    """Why a write in a branch or loop cannot be made by each micro-batch in turn; None if it adds a part of a sum."""
+    if op.type in _ACCUMULATIONS and folds[1].kind in ("sum", "count"):
+        return None
+    if op.type.startswith("ResourceScatter") and ROWS in {fold.kind for fold in folds}:
+        return _explain_write(op, list(folds))
+    return "a branch or loop writes to a variable, and each micro-batch would write a value of its own"
 
 
 def _list_input_folds(op: Op, folding: Folding) -> list[Fold]:
@@ -495,6 +512,15 @@ def _explain_write(op: Op, inputs: list[Fold]) -> str | None:
     return None
 
 
+def _explain_body_writes(op: Op, folding: Folding) -> str | None:
+    """The reason why an op with bodies cannot write with each micro-batch. Seeds and counters, which do not depend on
+    the batch, advance with each.
+    """
+    found = folding.body_writes.get(op.index, ())
+    varying = ((each, folds) for each, folds in found if any(fold.kind != WHOLE for fold in folds))
+    return next((reason for each, folds in varying if (reason := _explain_body_write(each, folds))), None)
+
+
 Refusal = tuple[Fold, str, tuple[str, ...]]
 """A refused value: its state, its description, and its specific fixes."""
 
@@ -508,7 +534,7 @@ def _find_refusals(
         if is_effect(op, graph) and list_resources(op, graph) and op.index not in deferred_ops:
             what, fixes = _describe_write(op, program)
             inputs = _list_input_folds(op, folding)
-            reason = _explain_write(op, inputs)
+            reason = _explain_write(op, inputs) or _explain_body_writes(op, folding)
             states = inputs if reason is None else [Fold(COUPLED, blame=op.index, reason=reason)]
             yield from ((state, what, fixes) for state in states)
     for number in sorted(op for request in program.requests for op in request.backward):

@@ -285,12 +285,13 @@ class _Splitter:
     def _place_op(self, op: Op) -> None:
         early = self._find_earliest(op, self.recomputed_checks if op.index in self.checks else {})
         late_sum = op.index in self.late.sums
-        forward = op.index in self.leading or op.index in self.targets or op.stage is not None
+        inside = op.index in self.batch and (op.index in self.targets or op.stage is not None)
+        forward = inside or op.index in self.leading
         if op.index in self.checked:
             self.recomputed_checks[op.index] = _find_next_part(self._find_earliest(op, self.recomputed_checks), FORWARD)
         if op.index in self.effects:
             self.part[op.index] = self._place_effect(op, early)
-        elif op.index in self.deferred_ops or (op.index in self.holder_ops and not (forward and op.index in self.batch)):
+        elif op.index in self.deferred_ops or (op.index in self.holder_ops and not inside):
             self.part[op.index] = _find_next_part(early, UPDATE)
         elif op.index in self.batch and op.index not in self.pure:
             once = late_sum or (not forward and (early % 3 == UPDATE or self._accumulates(op)))

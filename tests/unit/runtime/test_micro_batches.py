@@ -257,6 +257,49 @@ def test_values_of_the_whole_batch_are_refused(compute: Callable[[Any], Any]) ->
         compute_results(compute, 4)
 
 
+# --------------------------------------------------------------------------- writes in branches and loops
+def write_mean(state: tf.Variable, x: Any, h: Any, loss: Any) -> None:
+    for _ in tf.range(2):
+        state.assign(tf.reduce_mean(x))
+
+
+def add_mean(state: tf.Variable, x: Any, h: Any, loss: Any) -> None:
+    if state < 9.0:
+        state.assign_add(tf.reduce_mean(h))
+
+
+def add_sum(state: tf.Variable, x: Any, h: Any, loss: Any) -> None:
+    for _ in tf.range(2):
+        state.assign_add(tf.reduce_sum(h))
+
+
+def write_extreme(state: tf.Variable, x: Any, h: Any, loss: Any) -> None:
+    if loss > 0.0:
+        state.assign(tf.reduce_max(h))
+
+
+@pytest.mark.parametrize("write", [write_mean, add_mean, add_sum, write_extreme], ids=lambda each: each.__name__)
+def test_branch_that_writes_a_value_of_the_batch_writes_that_of_the_whole_batch(write: Callable[..., None]) -> None:
+    def run(micro_batch: int) -> float:
+        weight, state = tf.Variable(1.5), tf.Variable(1.0)
+
+        def step(x: Any) -> Any:
+            with tf.GradientTape() as tape, nb.pipeline(micro_batch) if micro_batch else contextlib.nullcontext():
+                with nb.stage(cluster="gpu") if micro_batch else contextlib.nullcontext():
+                    h = x * weight
+                loss = tf.reduce_mean(h**2)
+            weight.assign_sub(0.1 * tape.gradient(loss, weight))
+            write(state, x, h, loss)
+            return loss
+
+        compiled = (nb.function if micro_batch else tf.function)(step)
+        for _ in range(2):
+            compiled(tf.constant(ROWS))
+        return float(state)
+
+    np.testing.assert_allclose(run(4), run(0), rtol=1e-6)
+
+
 def test_row_blocks_of_unknown_size_are_merged_exactly() -> None:
     def found(r: Any) -> Any:
         long = tf.ensure_shape(tf.reshape(tf.tile(r, [1, COUNT * 2]), [tf.shape(r)[0], -1, 2]), [None, None, 2])

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Graph, Op
 from whale_nebula.ir.layout import ROW_GROUPS
+from whale_nebula.passes.effects import is_effect
 from whale_nebula.passes.rules.reductions import reduced_spec
 from whale_nebula.passes.rules.registry import (
     AFTER,
@@ -179,13 +180,15 @@ class Folding:
 
     `wholes` depend on the user's inputs only: they are evaluated once, on the whole batch, for all readers. At `grows`
     an op must read the value times rows / rows_m, and only there. At `recounts` it must read a shape, or a value of
-    that shape, computed from the rows of an input.
+    that shape, computed from the rows of an input. `body_writes` are, for each branch, loop or call, the effects in its
+    bodies, with the folds of their inputs.
     """
 
     folds: Mapping[Value, Fold]
     wholes: tuple[Value, ...] = ()
     grows: tuple[Edge, ...] = ()
     recounts: tuple[Recount, ...] = ()
+    body_writes: Mapping[int, Sequence[tuple[Op, Outcome]]] = field(default_factory=dict)
 
     def fold_of(self, value: Value) -> Fold:
         """The fold of a value; whole for an op that is omitted."""
@@ -231,7 +234,8 @@ def fold(
         run = _Run(graph, batched, closure, kept, skip, fed, checks, declared, recounting, apart, grouped)
         run.interpret()
         if run.requested_values <= fed:
-            return Folding(run.folds, tuple(sorted(run.used)), tuple(run.grows), run.all_recounts())
+            writes = run.bodies.writes
+            return Folding(run.folds, tuple(sorted(run.used)), tuple(run.grows), run.all_recounts(), writes)
         fed |= run.requested_values
 
 
@@ -242,9 +246,12 @@ def _find_ops_read_at_end(graph: Graph, skip: Callable[[int], bool]) -> set[int]
 
 
 class Bodies:
-    """Interpretations of function bodies for folds of their arguments, cached."""
+    """Interpretations of function bodies for folds of their arguments, cached. `writes` are the effects in bodies, by
+    the op of the user's graph that they are a part of.
+    """
 
     def __init__(self) -> None:
+        self.writes: dict[int, list[tuple[Op, Outcome]]] = {}
         self._folds_by_call: dict[tuple[str, tuple[Fold, ...], int], tuple[Fold, ...]] = {}
 
     def call(self, graph: Graph, name: str, folds: tuple[Fold, ...], owner: int) -> tuple[Fold, ...]:
@@ -264,6 +271,8 @@ class Bodies:
                 known[Value(op.index)] = given[op.index]
                 continue
             node = Node(body, op, tuple(known[value] for value in op.inputs), self, owner, specs)
+            if not op.functions and is_effect(op, body):
+                self.writes.setdefault(owner, []).append((op, node.folds))
             outcome = (_constant(op),) if op.type == "Const" else transfer(node)
             specs |= _refine_specs(node)
             known.update(zip(op.values, outcome, strict=True))
