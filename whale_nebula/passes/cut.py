@@ -195,9 +195,9 @@ class Cutter:
         if check.index not in self.parts.asserted:
             return False
         above = graph.ascend([check.index], stop=lambda op: part.get(op, UPDATE) % 3 != UPDATE) - {check.index}
-        made = [op for op in above if part.get(op, UPDATE) % 3 == UPDATE and graph.ops[op].role in ("", HOLDER)]
-        late = self.homes.following | self.program.holders.keys()
-        return all(worker in self.homes.home_of(op) and op not in late for op in made)
+        made = [op for op in above if part.get(op, UPDATE) % 3 == UPDATE]
+        waits = any(op in self.homes.following or op in self.program.holders for op in made)
+        return not waits and all(worker in self.homes.home_of(op) for op in made if not graph.ops[op].role)
 
     def _request_results(self, draft: Draft) -> None:
         """Let the last update of a worker return the results of the step that the worker gives to the user."""

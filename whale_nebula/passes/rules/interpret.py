@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Graph, Op
 from whale_nebula.ir.layout import ROW_GROUPS
-from whale_nebula.passes.effects import is_effect
+from whale_nebula.passes.effects import find_written_inputs, is_effect
 from whale_nebula.passes.rules.reductions import reduced_spec
 from whale_nebula.passes.rules.registry import (
     AFTER,
@@ -180,7 +180,7 @@ class Folding:
 
     `wholes` depend on the user's inputs only: they are evaluated once, on the whole batch, for all readers. At `grows`
     an op must read the value times rows / rows_m, and only there. At `recounts` it must read a shape, or a value of
-    that shape, computed from the rows of an input. `body_writes` are, for each branch, loop or call, the effects in its
+    that shape, computed from the rows of an input. `body_writes` are, for each branch, loop or call, the writes in its
     bodies, with the folds of their inputs.
     """
 
@@ -246,7 +246,7 @@ def _find_ops_read_at_end(graph: Graph, skip: Callable[[int], bool]) -> set[int]
 
 
 class Bodies:
-    """Interpretations of function bodies for folds of their arguments, cached. `writes` are the effects in bodies, by
+    """Interpretations of function bodies for folds of their arguments, cached. `writes` are the writes in bodies, by
     the op of the user's graph that they are a part of.
     """
 
@@ -271,7 +271,7 @@ class Bodies:
                 known[Value(op.index)] = given[op.index]
                 continue
             node = Node(body, op, tuple(known[value] for value in op.inputs), self, owner, specs)
-            if not op.functions and is_effect(op, body):
+            if not op.functions and is_effect(op, body) and find_written_inputs(op, body):
                 self.writes.setdefault(owner, []).append((op, node.folds))
             outcome = (_constant(op),) if op.type == "Const" else transfer(node)
             specs |= _refine_specs(node)
