@@ -314,12 +314,12 @@ class Compiled:
 
     @cached_property
     def gradient_flows(self) -> Mapping[Value, tuple[tuple[int, Value], ...]]:
-        """By the placeholder of a boundary's gradient: (stage, value) of each share, in stage order."""
+        """By the placeholder of a boundary's gradient: (stage, value) of each share, from the last stage."""
         found: dict[Value, tuple[tuple[int, Value], ...]] = {}
         for request in self.cut.program.requests:
             for arrival in request.arrivals:
                 shares = [(f.stage, f.gradient) for f in request.flows if f.boundary == arrival.boundary]
-                found[arrival.feed] = tuple(sorted(shares))
+                found[arrival.feed] = tuple(sorted(shares, reverse=True))
         return found
 
     @cached_property

@@ -1,4 +1,6 @@
-"""Sums of gradients, in the order of micro-batches within a stage and then in the order of stages, for any schedule."""
+"""Sums of gradients, in the order of micro-batches within a stage and then from the last stage to the first, for any
+schedule.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +134,7 @@ class GradientSums:
 def sum_over_stages(program: Program, parts: dict[PartKey, tuple[Any, ...]]) -> dict[Value, Any]:
     """Add up the parts of each gradient over the stages that use its (tied) variable, by gradient placeholder."""
     by_source: dict[tuple[int, ...], list[tuple[Any, ...]]] = {}
-    for key in sorted(parts):
+    for key in sorted(parts, key=lambda key: (-key[2], key[3])):  # from the last stage, as backpropagation adds
         by_source.setdefault(key[:2], []).append(parts[key])
     found: dict[Value, Any] = {}
     for request in program.requests:
