@@ -136,8 +136,8 @@ class StageRun:
         return local_values[value]
 
     def _sum_arrivals(self, feed: Value, micro_batch: int) -> Any:
-        """A boundary's gradient: the shares of all stages that read it, added from the last stage. It can be received only
-        once.
+        """A boundary's gradient: the shares of all stages that read it, added from the last stage to the first. It can
+        be received only once.
         """
         if feed in (local_values := self.local_values.setdefault(micro_batch, {})):
             return local_values[feed]
