@@ -3,7 +3,7 @@
 A phase has a *prologue*, a *forward* and an *update*; their numbers are 3p, 3p+1 and 3p+2. The rules, each from a
 case in a real training step:
 
-* an op that depends on a gradient belongs to the update;
+* an op that depends on a gradient belongs to the update, or, as a part of a later forward, to that;
 * an effect that ignores the batch (a counter, a weight decay, a random number) runs once: in the update, or in the
   prologue if the forward reads the written value;
 * a seed of the forward advances with each micro-batch: it belongs to the forward. Writes outside of stages after the
@@ -11,7 +11,7 @@ case in a real training step:
 * a metric's write waits for the update, unless the forward needs it: so a failing forward does not change metrics;
 * a loss that adds another stage's weight penalty also waits, if no gradient reads it: so the penalty, which is the
   same for all micro-batches, crosses once a step;
-* a forward op that depends on an update belongs to the next phase.
+* a forward op that depends on an update belongs to the next phase; an effect that only follows it, to the update.
 """
 
 from __future__ import annotations
