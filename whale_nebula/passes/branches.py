@@ -1,9 +1,9 @@
 """Split a branch that updates variables of several clusters into one branch per cluster.
 
 Loss scaling applies all gradients in one `tf.cond`. TensorFlow runs that as one op, which no cluster could run
-alone. So its effects are grouped by the clusters that they depend on. Ops that mix clusters (a global norm) and values
-that all read (the scale) are moved out of the branch: they have no effects, so they may be computed even if the branch
-is not taken, and cross as scalars.
+alone. So its effects are grouped by the clusters that they depend on. Ops that mix clusters (a global norm), values that
+all read (the scale) and small ones with which another cluster's variable is written are moved out of the branch: they
+have no effects, so they may be computed even if the branch is not taken, and cross.
 """
 
 from __future__ import annotations
@@ -53,10 +53,12 @@ def split_branches(
     """
     while any(_assign_owners(branch, owners) for branch in branches):
         pass
-    splits = [_split_branch(branch, _find_ownership(branch, owners)) for branch in branches]
+    ownerships = [_find_ownership(branch, owners) for branch in branches]
+    splits = [_split_branch(branch, found) for branch, found in zip(branches, ownerships, strict=True)]
     found = [split for split in splits if split is not None]
     keys = {key for split in found for key in split.groups}
-    if len(found) < len(branches) or len(keys - {NO_OWNER}) < 2:
+    mixed = any(each.mixed for each in ownerships) or len(keys - {NO_OWNER}) > 1
+    if len(found) < len(branches) or not mixed:
         return None
     after: dict[Owners, set[Owners]] = {key: set() for key in sorted(keys, key=sorted)}
     for split in found:
@@ -70,11 +72,14 @@ def split_branches(
 
 @dataclass
 class _Ownership:
-    """The owner of each value of a branch, and the shared ones: reads of variables without owner, small mixtures."""
+    """The owner of each value of a branch, and the shared ones: reads of variables without owner, small mixtures, and
+    small values that another owner's variable is written with. `mixed` is whether there are any of the latter two.
+    """
 
     by_value: dict[Value, Owners] = field(default_factory=dict)
     effects: dict[int, Owners] = field(default_factory=dict)
     shared: set[int] = field(default_factory=set)
+    mixed: bool = False
 
 
 def _find_ownership(branch: Branch, owners: Mapping[str, Owners]) -> _Ownership:
@@ -94,12 +99,17 @@ def _add_op(op: Op, graph: Graph, found: _Ownership) -> None:
         found.by_value.update(zip(op.values, each, strict=True))
         return
     if is_effect(op, graph):
+        written = NO_OWNER.union(*(each[position] for position in find_written_inputs(op, graph)))
+        foreign = [value for value, own in zip(op.inputs, each, strict=True) if written and not own <= written]
+        if foreign and all(is_small(graph.spec(value)) for value in foreign):
+            found.shared.update(value.op for value in foreign)
+            together, found.mixed = written, True
         found.effects[op.index] = together
     elif is_read(op) and not together:
         found.shared.add(op.index)
     elif any(one and one != together for one in each) and all(map(is_small, op.outputs)):
         found.shared.add(op.index)
-        together = NO_OWNER
+        together, found.mixed = NO_OWNER, True
     found.by_value.update(dict.fromkeys(op.values, together))
 
 

@@ -36,6 +36,10 @@ NORM = """
 %10 = Mul(%1, %7) float32[64,64]
 %11 = AssignSubVariableOp(%3, %10) stateful
 """
+FOREIGN_VALUE = """
+%5 = L2Loss(%1) float32[]
+%6 = AssignAddVariableOp(%2, %5) stateful
+"""
 READ_AFTER_WRITE = """
 %5 = Const float32[]
 %6 = AssignAddVariableOp(%4, %5) stateful
@@ -67,6 +71,7 @@ def split(text: str, owners: dict[str, frozenset[str]] = OWNERS) -> tuple[list[f
     [
         pytest.param(SHARED_READ, {5}, {A: {6, 7}, B: {8, 9}, NO_OWNER: {10, 11}}, id="what all read is taken out"),
         pytest.param(NORM, {5, 6, 7}, {A: {8, 9}, B: {10, 11}}, id="a norm is taken out with what it is made of"),
+        pytest.param(FOREIGN_VALUE, {5}, {A: {6}}, id="a small value of another cluster is taken out"),
         pytest.param(
             READ_AFTER_WRITE, set(), {NO_OWNER: {5, 6}, A: {7, 8, 9}, B: {7, 10, 11}}, id="a write comes first"
         ),

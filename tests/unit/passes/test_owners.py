@@ -343,7 +343,7 @@ def test_loss_weights_are_computed_where_they_are_used() -> None:
 
 def write_in_cond(a: tf.Variable, b: tf.Variable, shared: tf.Variable, loss: tf.Tensor) -> None:
     if loss > 0.0:
-        a.assign_add(a * tf.reduce_sum(b))
+        a.assign_add(b * loss)  # too large to cross
 
 
 def choose_in_cond(a: tf.Variable, b: tf.Variable, shared: tf.Variable, loss: tf.Tensor) -> Any:
@@ -353,11 +353,6 @@ def choose_in_cond(a: tf.Variable, b: tf.Variable, shared: tf.Variable, loss: tf
 def write_in_loop(a: tf.Variable, b: tf.Variable, shared: tf.Variable, loss: tf.Tensor) -> None:
     for _ in tf.range(2):
         a.assign_add(a * tf.reduce_sum(b))
-
-
-def add_both_in_cond(a: tf.Variable, b: tf.Variable, shared: tf.Variable, loss: tf.Tensor) -> None:
-    if loss > 0.0:
-        shared.assign_add(tf.reduce_sum(a) + tf.reduce_sum(b))
 
 
 def add_one_in_cond(a: tf.Variable, b: tf.Variable, shared: tf.Variable, loss: tf.Tensor) -> None:
@@ -371,13 +366,13 @@ def add_one_in_cond(a: tf.Variable, b: tf.Variable, shared: tf.Variable, loss: t
         (write_in_cond, "cond (If)"),
         (choose_in_cond, "cond (If)"),
         (write_in_loop, "while (While)"),
-        (add_both_in_cond, "cond (If)"),
         (add_one_in_cond, ""),
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )
 def test_op_with_variables_of_several_clusters_is_refused_with_its_line(update: Callable[..., Any], op: str) -> None:
-    a, b, shared = (tf.Variable(tf.ones(each), name=name) for name, each in (("a", 4), ("b", 4), ("shared", ())))
+    large = 1 + MAX_SMALL_BYTES // 4
+    a, b, shared = (tf.Variable(tf.ones(n), name=name) for name, n in (("a", large), ("b", large), ("shared", ())))
 
     @nb.function
     def step(x: tf.Tensor) -> Any:
@@ -390,7 +385,7 @@ def test_op_with_variables_of_several_clusters_is_refused_with_its_line(update: 
             variable.assign_sub(gradient)
         return update(a, b, shared, loss)
 
-    step(tf.ones((2, 4)))
+    step(tf.ones((2, large)))
     program = step._step.last.captured.program
     if op:
         what = "a use of variable" if update is choose_in_cond else "an op that uses variables of several clusters"
