@@ -1,9 +1,9 @@
 """Split a branch that updates variables of several clusters into one branch per cluster.
 
 Loss scaling applies all gradients in one `tf.cond`. TensorFlow runs that as one op, which no cluster could run
-alone. So its effects are grouped by the clusters that they depend on. Ops that mix clusters (a global norm), values that
-all read (the scale) and small ones with which another cluster's variable is written are moved out of the branch: they
-have no effects, so they may be computed even if the branch is not taken, and cross.
+alone. So its effects are grouped by the clusters that they depend on. Three kinds of ops are moved out of the branch:
+those that mix clusters (a global norm), reads that all need (the scale), and small values with which another cluster's
+variable is written. They have no effects, so they may be computed even if the branch is not taken, and cross.
 """
 
 from __future__ import annotations
