@@ -451,7 +451,7 @@ def _explain_body_write(op: Op, folds: Sequence[Fold]) -> str | None:
     """Why a write in a branch or loop cannot be made by each micro-batch in turn; None if it adds a part of a sum."""
     if op.type in _ACCUMULATIONS and folds[1].kind in ("sum", "count"):
         return None
-    if op.type.startswith("ResourceScatter") and ROWS in {fold.kind for fold in folds}:
+    if not op.type.startswith(_ASSIGNMENTS) and ROWS in {fold.kind for fold in folds}:
         return _explain_write(op, list(folds))
     return "a branch or loop writes to a variable, and each micro-batch would write a value of its own"
 
@@ -498,10 +498,13 @@ _REREAD_REASON = (
 _REREAD_FIX = "read the variable before it is written"
 
 
+_ASSIGNMENTS = ("Assign", "ResourceStridedSliceAssign")
+
+
 def _explain_write(op: Op, inputs: list[Fold]) -> str | None:
     """The reason why a write cannot be made by micro-batches in sequence, independent of its values."""
     kinds = {state.kind for state in inputs}
-    if ROWS in kinds and op.type.startswith(("Assign", "ResourceStridedSliceAssign")):
+    if ROWS in kinds and op.type.startswith(_ASSIGNMENTS):
         return (
             "rows of the batch are assigned to a variable, and each micro-batch would overwrite them with its own rows"
         )

@@ -254,14 +254,6 @@ def update_centres(variable: tf.Variable, p: Any) -> Any:
     return loss
 
 
-def assign_in_branch(variable: tf.Variable, p: Any) -> Any:
-    def follow() -> Any:
-        return variable.assign(0.9 * variable + 0.1 * tf.reduce_mean(p))
-
-    tf.cond(variable[0] < 9.0, follow, variable.read_value)
-    return tf.reduce_mean(p**2)
-
-
 def assign_to_slice(variable: tf.Variable, p: Any) -> Any:
     variable[: tf.shape(p)[0]].assign(p[:, 0])
     return tf.reduce_mean(p**2)
@@ -294,7 +286,7 @@ def floor_sum(variable: tf.Variable, p: Any) -> Any:
 @pytest.mark.parametrize(
     "compute_loss",
     [
-        *(update_centres, assign_in_branch, scatter_rows, compare_pairs, reshape_transposed, add_noise),
+        *(update_centres, scatter_rows, compare_pairs, reshape_transposed, add_noise),
         *(pytest.param(each, marks=pytest.mark.grid) for each in (assign_to_slice, floor_sum)),
     ],
     ids=lambda each: each.__name__,

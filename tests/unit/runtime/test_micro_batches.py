@@ -273,12 +273,18 @@ def add_sum(state: tf.Variable, x: Any, h: Any, loss: Any) -> None:
         state.assign_add(tf.reduce_sum(h))
 
 
+def follow_mean(state: tf.Variable, x: Any, h: Any, loss: Any) -> None:
+    tf.cond(state < 9.0, lambda: state.assign(0.9 * state + 0.1 * tf.reduce_mean(h)), state.read_value)
+
+
 def write_extreme(state: tf.Variable, x: Any, h: Any, loss: Any) -> None:
     if loss > 0.0:
         state.assign(tf.reduce_max(h))
 
 
-@pytest.mark.parametrize("write", [write_mean, add_mean, add_sum, write_extreme], ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    "write", [write_mean, add_mean, add_sum, follow_mean, write_extreme], ids=lambda each: each.__name__
+)
 def test_branch_that_writes_a_value_of_the_batch_writes_that_of_the_whole_batch(write: Callable[..., None]) -> None:
     def run(micro_batch: int) -> float:
         weight, state = tf.Variable(1.5), tf.Variable(1.0)
