@@ -54,7 +54,8 @@ class StepWriter:
         self.returned: list[str] = []
         owned = [f"{kind}{cluster}" for cluster in clusters for kind in "sv"]
         self.trained = [*owned, "vt", "sq"]  # vt is tied, sq belongs to no stage
-        for name in [*self.trained, "m0", "m1", "n0", "n1", "f0", "f1"]:  # metrics m, vectors n, and constants f
+        own = [f"m{cluster}" for cluster in clusters]
+        for name in [*self.trained, *own, "m0", "m1", "n0", "n1", "f0", "f1"]:  # metrics m, vectors n, and constants f
             self.kinds[name] = "s" if name[0] in "sm" or name == "f0" else "v"
         self.made: list[str] = []
 
@@ -76,12 +77,15 @@ class StepWriter:
     def forward(self, number: int, factor: str = "") -> None:
         """A forward with a stage for each cluster, and its gradients, which an optimizer or the step applies."""
         self.add(f"with tf.GradientTape() as tape, nb.cluster(), nb.pipeline({self.micro_batch}):")
+        self.add("tape.watch(x)", 1)
         if self.draw.random() < 0.2:
             self.add(f"shared{number} = tf.exp(sq)", 1)
             factor += f" * shared{number}"
         if number and self.draw.random() < 0.4:
             factor += f" * {self.draw.choice(self.vectors + self.scalars)}"
         state, tied = "x", self.draw.random() < 0.3
+        if number and self.micro_batch == 1 and self.draw.random() < 0.3:
+            state = f"(x + .1 * tf.sign(gx{number - 1}))"
         for place, (cluster, replicas) in enumerate(self.clusters.items()):
             copies = f"nb.replica({replicas}), " if replicas > 1 else ""
             self.add(f"with {copies}nb.stage(cluster='{cluster}'):", 1)
@@ -89,6 +93,7 @@ class StepWriter:
             frozen = self.draw.choice(["", "", " * f0", " * f1"])
             self.add(f"h{number} = {made}{frozen}{factor}{' * vt' * tied}", 2)
             state = f"h{number}"
+            self.extend_stage(state, cluster)
             if place == 0 and self.draw.random() < 0.3:
                 self.add(f"aux{number} = tf.reduce_mean({state})", 2)
                 self.scalars.append(f"aux{number}")
@@ -98,10 +103,24 @@ class StepWriter:
         self.scalars.append(f"loss{number}")
         self.differentiate(number)
 
+    def extend_stage(self, state: str, cluster: str) -> None:
+        """Add a loop, branch, lookup or check to a third of all stages; with one micro-batch also a write in a branch."""
+        kind = self.draw.choices(["", "loop", "branch", "lookup", "check", "write"], [70, 10, 8, 6, 4, 4])[0]
+        lines = {
+            "loop": ["for _ in tf.range(2):", f"    {state} = tf.tanh({state} * v{cluster})"],
+            "branch": [f"if s{cluster} > .5:", f"    {state} = {state} * v{cluster}"],
+            "lookup": [f"{state} += tf.nn.embedding_lookup(v{cluster}, tf.range(4))"],
+            "check": [f"{state} = tf.debugging.check_numerics({state}, 'not finite')"],
+            "write": [f"if s{cluster} > .3:", f"    m{cluster}.assign(.5 * m{cluster} + tf.reduce_mean({state}))"],
+        }
+        for line in lines.get(kind, ()) if kind != "write" or self.micro_batch == 1 else ():
+            self.add(line, 2)
+
     def differentiate(self, number: int) -> None:
         """The gradients of a forward; with an optimizer, or for a part of the variables by the step, an update."""
         gradients = {name: f"g{number}{name}" for name in self.trained}
-        self.add(f"given = tape.gradient(loss{number}, [{', '.join(gradients)}], unconnected_gradients='zero')")
+        asked = ", ".join([*gradients, "x"])
+        self.add(f"*given, gx{number} = tape.gradient(loss{number}, [{asked}], unconnected_gradients='zero')")
         self.add(f"{', '.join(gradients.values())} = given")
         for name, gradient in gradients.items():
             (self.scalars if name[0] == "s" else self.vectors).append(gradient)
@@ -165,7 +184,7 @@ class StepWriter:
 
 
 def draw_step(seed: int, clusters: Mapping[str, int], micro_batch: int) -> str:
-    """The module of a random step, in a fifth of all cases with two forwards."""
+    """The module of a random step, in two fifths of all cases with two forwards."""
     writer = StepWriter(clusters, micro_batch, seed)
     draw, factor = writer.draw, ""
     if draw.random() < 0.3:
@@ -174,7 +193,7 @@ def draw_step(seed: int, clusters: Mapping[str, int], micro_batch: int) -> str:
         writer.add("factor = tf.tanh(m0.read_value())")
         writer.scalars.append("factor")
         factor = " * factor"
-    for number in range(2 if draw.random() < 0.2 else 1):
+    for number in range(2 if draw.random() < 0.4 else 1):
         writer.forward(number, factor)
         for _ in range(draw.randint(1, 6)):
             writer.statement()

@@ -36,7 +36,7 @@ from whale_nebula.capture.mirror import Donor, import_nodes, mirror, order_opera
 from whale_nebula.capture.tracing import Stamper, Tracing, current_graph_trace, current_trace
 from whale_nebula.passes.branches import NO_OWNER, Branch, Owners, find_bundle_aliases, rewire, split_branches
 from whale_nebula.passes.phases import MAX_SMALL_BYTES
-from whale_nebula.scopes.frames import Frame, Watcher, watchers
+from whale_nebula.scopes.frames import Frame, Watcher, open_frames, stage_of, watchers
 from whale_nebula.tf import gradients
 from whale_nebula.tf import patch as tf_patch
 from whale_nebula.tf import private as tf_private
@@ -92,10 +92,11 @@ def call_inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
 
 def split_condition(pred: Any, branches: Sequence[Any]) -> tuple[Any, ...]:
     """Replacement of a cond in a trace, or in a branch of a cond in it: create one for each cluster, and one for the
-    results of the branches, which is returned in a tuple; an empty tuple if there is nothing to split.
+    results of the branches, which is returned in a tuple; an empty tuple if there is nothing to split. A cond in a
+    stage belongs to that.
     """
     trace = current_trace()
-    if trace is None or trace.flags.busy or not trace.requests:
+    if trace is None or trace.flags.busy or not trace.requests or stage_of(open_frames()) is not None:
         return ()
     clusters = [stage.cluster for stage in trace.entered_scopes.stages.values()]
     graphs = _list_graphs_around(trace)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from whale_nebula.errors import BatchCoupledError, CaptureError, NebulaError
 from whale_nebula.ir.graph import CAPTURE, Graph, Op
 from whale_nebula.ir.program import ADDED, GradientPart, Program, Request
+from whale_nebula.passes.batch_writes import adds_up, explain_body_writes, explain_write, find_addend
 from whale_nebula.passes.effects import (
     find_written_handles,
     is_check,
@@ -343,10 +344,6 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     return found
 
 
-_ACCUMULATIONS = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
-_ADDITIONS = frozenset({"AddV2", "Add", "Sub"})
-
-
 def _find_added_values(own: Sequence[Op], graph: Graph, folding: Folding) -> dict[Value, Op]:
     """The coupled values that are added to variables without other writes, each with the op that adds it.
 
@@ -356,31 +353,12 @@ def _find_added_values(own: Sequence[Op], graph: Graph, folding: Folding) -> dic
     others: set[int] = set()
     for write in own:
         if is_effect(write, graph) and list_resources(write, graph):
-            value = _find_addend(graph, write)
+            value = find_addend(graph, write)
             if value is None:
                 others.update(find_written_handles(write, graph))
             elif folding.fold_of(value).kind == COUPLED and not folding.fold_of(value).inputs:
                 added[value] = write
     return {value: write for value, write in added.items() if others.isdisjoint(find_written_handles(write, graph))}
-
-
-def _find_addend(graph: Graph, write: Op) -> Value | None:
-    """The value that a write adds to its variable or subtracts from it; Keras assigns the sum of a
-    read and that value.
-    """
-    if write.type in _ACCUMULATIONS:
-        return write.inputs[1]
-    made = _skip_identities(graph, write.inputs[1]) if write.type == "AssignVariableOp" else write
-    for place, value in enumerate(made.inputs if made.type in _ADDITIONS else ()):
-        read = _skip_identities(graph, value)
-        if read.type == "ReadVariableOp" and read.inputs[0] == write.inputs[0] and not (place and made.type == "Sub"):
-            return made.inputs[1 - place]
-    return None
-
-
-def _skip_identities(graph: Graph, value: Value) -> Op:
-    op = graph.ops[value.op]
-    return _skip_identities(graph, op.inputs[0]) if op.type == "Identity" else op
 
 
 def _fold_program(program: Program, **options: Any) -> Folding:
@@ -433,27 +411,12 @@ def _find_loss_terms(program: Program, folding: Folding, targets: Iterable[Value
 def _must_wait(op: Op, program: Program, folding: Folding) -> bool:
     """Whether an op must wait for merged values: a function of them, or a write of one."""
     if is_effect(op, program.graph):
-        whole = bool(op.functions) and not _adds_up(op, folding)  # runs once, with the rows of all micro-batches
+        whole = bool(op.functions) and op.stage is None and not adds_up(op, folding)  # once, with the rows of all
         return bool(list_resources(op, program.graph)) and all(
             state.kind in _MERGEABLE_KINDS or (whole and state.kind == ROWS and not state.order_problem)
             for state in _list_input_folds(op, folding)
         )
     return any(folding.fold_of(value).kind in _WAITING_KINDS for value in op.values)
-
-
-def _adds_up(op: Op, folding: Folding) -> bool:
-    """Whether all writes in the bodies of an op add a sum to a variable, so that each micro-batch adds its part."""
-    writes = folding.body_writes.get(op.index, ())
-    return bool(writes) and all(_explain_body_write(each, folds) is None for each, folds in writes)
-
-
-def _explain_body_write(op: Op, folds: Sequence[Fold]) -> str | None:
-    """Why a write in a branch or loop cannot be made by each micro-batch in turn; None if it adds a part of a sum."""
-    if op.type in _ACCUMULATIONS and folds[1].kind in ("sum", "count"):
-        return None
-    if not op.type.startswith(_ASSIGNMENTS) and ROWS in {fold.kind for fold in folds}:
-        return _explain_write(op, list(folds))
-    return "a branch or loop writes to a variable, and each micro-batch would write a value of its own"
 
 
 def _list_input_folds(op: Op, folding: Folding) -> list[Fold]:
@@ -498,32 +461,6 @@ _REREAD_REASON = (
 _REREAD_FIX = "read the variable before it is written"
 
 
-_ASSIGNMENTS = ("Assign", "ResourceStridedSliceAssign")
-
-
-def _explain_write(op: Op, inputs: list[Fold]) -> str | None:
-    """The reason why a write cannot be made by micro-batches in sequence, independent of its values."""
-    kinds = {state.kind for state in inputs}
-    if ROWS in kinds and op.type.startswith(_ASSIGNMENTS):
-        return (
-            "rows of the batch are assigned to a variable, and each micro-batch would overwrite them with its own rows"
-        )
-    if any(state.position for state in inputs):
-        return "it writes at positions given by row numbers, and each micro-batch numbers its rows from zero"
-    if ROWS in kinds and op.type.startswith("ResourceScatter") and not kinds <= {ROWS, WHOLE}:
-        return "rows of the batch determine where it writes, and the written value depends on all rows"
-    return None
-
-
-def _explain_body_writes(op: Op, folding: Folding) -> str | None:
-    """The reason why an op with bodies cannot write with each micro-batch. Seeds and counters, which do not depend on
-    the batch, advance with each.
-    """
-    found = folding.body_writes.get(op.index, ())
-    varying = ((each, folds) for each, folds in found if any(fold.kind != WHOLE for fold in folds))
-    return next((reason for each, folds in varying if (reason := _explain_body_write(each, folds))), None)
-
-
 Refusal = tuple[Fold, str, tuple[str, ...]]
 """A refused value: its state, its description, and its specific fixes."""
 
@@ -537,7 +474,7 @@ def _find_refusals(
         if is_effect(op, graph) and list_resources(op, graph) and op.index not in deferred_ops:
             what, fixes = _describe_write(op, program)
             inputs = _list_input_folds(op, folding)
-            reason = _explain_write(op, inputs) or _explain_body_writes(op, folding)
+            reason = explain_write(op, inputs) or explain_body_writes(op, folding)
             states = inputs if reason is None else [Fold(COUPLED, blame=op.index, reason=reason)]
             yield from ((state, what, fixes) for state in states)
     for number in sorted(op for request in program.requests for op in request.backward):

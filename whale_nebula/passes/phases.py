@@ -268,7 +268,7 @@ class _Splitter:
             while waiting and op.index >= waiting[0].start:
                 self._assign_phase(waiting.pop(0))
             level = max((self._find_level(each) for each in (*(v.op for v in op.inputs), *op.control)), default=-1)
-            once = op.index not in self.batch or op.index in self.deferred_ops
+            once = op.index not in self.batch or op.index in self.deferred_ops or self._follows_alone(op)
             late = op.index in self.effects and once and not self._is_seed_write(op)
             self.level[op.index] = max(level, self.phase_of[-1]) if late and self.phase_of else level
         for request in waiting:
@@ -325,33 +325,46 @@ class _Splitter:
 
     def _find_earliest(self, op: Op, again: Mapping[int, int]) -> int:
         """The earliest part of an op: the latest of its inputs' parts, with those in `again` for recomputed inputs;
-        effects, reads and calls come after earlier effects.
+        effects, reads and calls come after earlier effects, and effects after what reads before them.
         """
         holders = self.program.holders
         found = [0]
         for value in op.inputs:
             asked = 3 * self.phase_of[holders[value.op][0]] + UPDATE if value.op in holders else 0
             found.append(again.get(value.op, asked or self.part.get(value.op, 0)))
-        if op.index in self.effects or is_read(op) or op.functions:
-            done = (each for each in op.control if each in self.effects and each in self.part)
-            found += [self.part[each] for each in done if not self._is_merged_assertion(each)]
+        writes = op.index in self.effects
+        if writes or is_read(op) or op.functions:  # a write waits for earlier branches and lookups of a forward, too
+            done = (each for each in op.control if each in self.effects or (writes and each in self.batch))
+            found += [self.part[each] for each in done if each in self.part and not self._is_merged_assertion(each)]
         return max(found)
+
+    def _follows_alone(self, op: Op) -> bool:
+        """Whether a write outside of the stages, if it follows gradients, can wait for them: with one micro-batch."""
+        single = self.program.pipeline.micro_batch < 2
+        return single and op.stage is None and bool(list_resources(op, self.program.graph))
 
     def _is_merged_assertion(self, op: int) -> bool:
         """Whether an op is an assertion on merged values; ops after it need not wait."""
         return op in self.deferred_ops and op in self.batch and is_check(self.program.graph.ops[op], self.program.graph)
 
+    def _waits_for_update(self, op: Op, early: int, asked: bool) -> bool:
+        """Whether an effect of the batch that a later forward needs runs in the update: it needs the values of all
+        micro-batches; or, with one micro-batch, it comes after an update, or after gradients and outside of the stages.
+        """
+        if self.program.pipeline.micro_batch > 1:
+            return asked and op.index in self.deferred_ops
+        return early % 3 == UPDATE or (asked and self._follows_alone(op))
+
     def _place_effect(self, op: Op, early: int) -> int:
         asked = [self.phase_of[request.index] for request in self.program.requests if request.start <= op.index]
         update = _find_next_part(max(early, 3 * max(asked, default=0) + UPDATE), UPDATE)
         leads = op.index in self.leading
-        if op.index in self.holder_ops:
+        if op.index in self.holder_ops and not (leads and op.index in self.batch):
             return _find_next_part(early, UPDATE)
         if self._is_seed_write(op):
             return _find_next_part(early, FORWARD)
         if op.index in self.batch:
-            waits = self._is_merged_assertion(op.index) or bool(asked and op.index in self.deferred_ops)
-            waits |= early % 3 == UPDATE and self.program.pipeline.micro_batch < 2
+            waits = self._is_merged_assertion(op.index) or self._waits_for_update(op, early, bool(asked))
             stays = not waits and (leads or self._runs_per_micro_batch(op))
             return _find_next_part(early, FORWARD) if stays else update
         if asked or not leads:

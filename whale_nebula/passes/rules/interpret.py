@@ -174,6 +174,19 @@ GROW, SHARE = "grow", "share"
 _HELD = frozenset({INPUT, CAPTURE, HOLDER, FEED})
 
 
+class BodyWrite(NamedTuple):
+    """A write in the body of a branch, loop or call, and the folds of the values there."""
+
+    body: Graph
+    op: Op
+    folds: Mapping[Value, Fold]
+
+    @property
+    def inputs(self) -> list[Fold]:
+        """The folds of the inputs of the write."""
+        return [self.folds[value] for value in self.op.inputs]
+
+
 @dataclass(frozen=True)
 class Folding:
     """The fold of each value, and the changes to the graph that it requires.
@@ -181,14 +194,14 @@ class Folding:
     `wholes` depend on the user's inputs only: they are evaluated once, on the whole batch, for all readers. At `grows`
     an op must read the value times rows / rows_m, and only there. At `recounts` it must read a shape, or a value of
     that shape, computed from the rows of an input. `body_writes` are, for each branch, loop or call, the writes in its
-    bodies, with the folds of their inputs.
+    bodies.
     """
 
     folds: Mapping[Value, Fold]
     wholes: tuple[Value, ...] = ()
     grows: tuple[Edge, ...] = ()
     recounts: tuple[Recount, ...] = ()
-    body_writes: Mapping[int, Sequence[tuple[Op, Outcome]]] = field(default_factory=dict)
+    body_writes: Mapping[int, Sequence[BodyWrite]] = field(default_factory=dict)
 
     def fold_of(self, value: Value) -> Fold:
         """The fold of a value; whole for an op that is omitted."""
@@ -251,7 +264,7 @@ class Bodies:
     """
 
     def __init__(self) -> None:
-        self.writes: dict[int, list[tuple[Op, Outcome]]] = {}
+        self.writes: dict[int, list[BodyWrite]] = {}
         self._folds_by_call: dict[tuple[str, tuple[Fold, ...], int], tuple[Fold, ...]] = {}
 
     def call(self, graph: Graph, name: str, folds: tuple[Fold, ...], owner: int) -> tuple[Fold, ...]:
@@ -272,7 +285,7 @@ class Bodies:
                 continue
             node = Node(body, op, tuple(known[value] for value in op.inputs), self, owner, specs)
             if not op.functions and is_effect(op, body) and find_written_inputs(op, body):
-                self.writes.setdefault(owner, []).append((op, node.folds))
+                self.writes.setdefault(owner, []).append(BodyWrite(body, op, known))
             outcome = (_constant(op),) if op.type == "Const" else transfer(node)
             specs |= _refine_specs(node)
             known.update(zip(op.values, outcome, strict=True))
