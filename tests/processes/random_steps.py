@@ -104,7 +104,7 @@ class StepWriter:
         self.differentiate(number)
 
     def extend_stage(self, state: str, cluster: str) -> None:
-        """Add a loop, branch, lookup or check to a third of all stages; with one micro-batch also a write in a branch."""
+        """Add a loop, branch, lookup or check to a third of all stages, or, with one micro-batch, a written metric."""
         kind = self.draw.choices(["", "loop", "branch", "lookup", "check", "write"], [70, 10, 8, 6, 4, 4])[0]
         lines = {
             "loop": ["for _ in tf.range(2):", f"    {state} = tf.tanh({state} * v{cluster})"],
