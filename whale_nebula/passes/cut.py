@@ -311,9 +311,10 @@ class Cutter:
         draft.feeds[value] = None
         if draft.key.staged and not home.staged:
             for worker in sorted(self.homes.stage_workers[draft.key.place]):
-                own = home._replace(place=worker)
-                made = self._find_update(op, value, home.phase, worker) if home.kind == "update" else own
-                self.draft(made).fetches[value] = None
+                source = home._replace(place=worker)
+                if home.kind == "update":  # each replica receives the value, if its own update does not compute it
+                    source = self._find_update(op, value, home.phase, worker)
+                self.draft(source).fetches[value] = None
         elif home != draft.key:
             self.draft(home).fetches[value] = None
         return False
@@ -361,7 +362,7 @@ class Cutter:
                 return Key("prologue", home, worker)
             home = phase
         if label != stage and op.index not in self.parts.batch:
-            home = self.parts.part.get(op.index, 0) // 3  # each phase computes it; other stages read that of the first
+            home = self.parts.part.get(op.index, 0) // 3  # it is the same in all phases, and is sent in the first only
         return None if (home, label) == (phase, stage) else Key("forward", home, label)
 
     def _is_size_alone(self, op: Op, key: Key) -> bool:

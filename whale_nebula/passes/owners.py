@@ -29,7 +29,8 @@ class Homes:
     After the micro-batches all replicas can compute the same, as they hold the same values.
 
     `min_workers` is the number of workers, if that is greater: one without a stage also takes part in updates and
-    results. `where` returns the line of an op for errors.
+    results. `where` returns the line of an op for errors. `following` are the ops of updates that are effects or follow
+    one.
     """
 
     program: Program
@@ -38,6 +39,7 @@ class Homes:
     min_workers: int = 1
     where: Callable[[int], str] = lambda op: ""
     variables: dict[int, WorkerSet] = field(default_factory=dict)
+    following: set[int] = field(default_factory=set)
     _homes_by_op: dict[int, WorkerSet] = field(default_factory=dict)
     _rounds_by_op: dict[tuple[int, int], int] = field(default_factory=dict)
     _last_rounds: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -125,7 +127,7 @@ class Homes:
         for index in self.parts.effects:
             op = self.program.graph.ops[index]
             together = self.home_of_effect(op)
-            if not self._is_shared_scalar(op):
+            if not self._is_shared_scalar(op):  # where its inputs are, too; if nowhere, they cross
                 together = together & self._find_common_home(op) or together
             handles = set(find_written_handles(op, self.program.graph))
             if staged := handles - self.common:  # all holders of these run it, and scalars cross to them
@@ -202,7 +204,7 @@ class Homes:
         graph, part, ops = self.program.graph, self.parts.part, self.program.graph.ops
         updating = {op.index for op in ops if part.get(op.index, 0) % 3 == UPDATE}
         bound = self.parts.effects | (self.parts.batch & part.keys())
-        self.following = following = graph.descend(self.parts.effects, control=True) & updating
+        following = self.following = graph.descend(self.parts.effects, control=True) & updating
         for op in ops:
             if op.index in updating or not (
                 op.role or op.index in bound or self.program.request_of(op.index) is not None

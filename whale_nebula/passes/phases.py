@@ -245,8 +245,8 @@ class _Splitter:
 
     def _runs_per_micro_batch(self, op: Op) -> bool:
         """Whether an effect runs with each micro-batch: it prints, checks, or writes a value that cannot be merged."""
-        once = op.index in self.deferred_ops or op.index in self.holder_ops
-        each = op.index in self.effects and op.index in self.batch and not once
+        waits = op.index in self.deferred_ops or op.index in self.holder_ops
+        each = op.index in self.effects and op.index in self.batch and not waits
         return each and (self.program.pipeline.micro_batch > 1 or not list_resources(op, self.program.graph))
 
     def _find_pure(self) -> set[int]:
