@@ -48,9 +48,9 @@ WRITTEN: Mapping[str, tuple[list[str], str]] = {
     "branch that reads one cluster and is chosen by another": (
         [*WHOLE, "if gsc1 > -9.:", "    n0.assign_add(tf.fill([4], sc0))"], "n0 + 0.",
     ),
-    "branches that write variables of both clusters with values of the other": (
-        [*WHOLE, "if loss0 > 0.:", "    vc0.assign_add(vc0 * tf.reduce_sum(vc1))", "    sc1.assign(sc0)",
-         "else:", "    sc0.assign(loss0)"], "loss0",
+    "branches that write a variable with values of the other cluster": (
+        [*WHOLE, "if loss0 > .02:", "    vc0.assign_add(vc0 * tf.reduce_sum(vc1))",
+         "if loss0 > .01:", "    vc1.assign(tf.fill([4], tf.reduce_sum(vc0)))"], "loss0",
     ),
     "assertion on an updated variable": ([*WHOLE, *CHANGED], "loss0"),
     "assertion that holds after the update only": ([*HALVES, *CHANGED], "loss0"),

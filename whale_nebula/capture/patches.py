@@ -201,7 +201,7 @@ def _find_traced_owners(trace: Tracing, clusters: Sequence[str]) -> dict[str, Ow
     for op in operations:
         stage = trace.labels.get(op.name)
         for tensor in op.inputs if stage is not None else ():
-            if tensor.dtype == tf.resource:
+            if _is_array_variable(tensor):
                 found[tensor.name] = found.get(tensor.name, NO_OWNER) | {clusters[stage or 0]}
     _add_dependent_owners([op for op in operations if op.name not in trace.labels], found)
     return found
