@@ -125,10 +125,11 @@ def decide(
 
 def describe_measured(clusters: Clusters) -> list[str]:
     """Sentences on the measured links, and on measured all-reduces inside clusters, each with its date."""
+    names = [cluster.name for cluster in clusters.clusters]
     found = [
-        f"the link {line.replace('>', '->')} is {clusters.between(*line.split('>'))}, as measured on {at.date}"
-        for line, at in sorted(clusters.measured.items())
-        if ">" in line
+        f"the link {a}->{b} is {clusters.between(a, b)}, as measured on {clusters.measured[f'{a}>{b}'].date}"
+        for a, b in itertools.product(sorted(names), repeat=2)
+        if f"{a}>{b}" in clusters.measured
     ]
     for cluster in clusters.clusters:
         for each in cluster.collectives:
