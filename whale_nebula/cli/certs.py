@@ -185,11 +185,11 @@ def record_change(folder: Path, action: str, why: str | None, document: Mapping[
 # ---------------------------------------------------------------------- the commands
 def _init(args: argparse.Namespace, parser: Parser) -> Answer:
     config, folder = load_config(args), find_folder(args)
-    run = args.run or config.run
+    run = args.run or (config.run if args.config is None else config.run_name)
     if not run:
         parser.error('missing run name: --run mt, or --config clusters.yaml with "run: mt" in it')
-    if args.run and config.run not in (None, args.run):
-        parser.error(f"the config's run is {config.run!r}: remove --run")
+    if args.run and args.config is not None and config.run_name != args.run:
+        parser.error(f"the config's run is {config.run_name!r}: remove --run, or write run: {args.run} in it")
     clusters = [each.strip() for each in args.cluster.split(",")] if args.cluster else []
     new = Authority.create(
         run, authority.count_workers(config), parser.amount("--days", args.days, AUTHORITY_DAYS), bound=clusters
