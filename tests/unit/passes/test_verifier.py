@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.passes.programs import assign_one_worker, parse_program
+from tests.unit.passes.examples import GLOBAL_NORM, TWO_STAGES
+from tests.unit.passes.programs import assign_one_worker, assign_worker_per_stage, parse_program
 from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.passes.pipeline import Compilation, InvalidProgramError, find_faults, run_passes, verify
 from whale_nebula.spec import Value
@@ -61,6 +62,16 @@ def remove_first_stage() -> Compilation:
     return replace(COMPILED, cut=replace(cut, phases=(phase,), boundaries=()))
 
 
+def read_gradient_of_another_worker() -> Compilation:
+    program = parse_program(TWO_STAGES + GLOBAL_NORM)
+    compilation = run_passes(Compilation(program, tuple(assign_worker_per_stage(program))))
+    cut = compilation.require("cut")
+    (first, *rest), _ = cut.phases[0].updates.values()
+    foreign = next(each.values for each in program.requests[0].holders if each.values[0] not in first.feeds)
+    updates = {**cut.phases[0].updates, first.worker: (replace(first, feeds=(*first.feeds, *foreign)), *rest)}
+    return replace(compilation, cut=replace(cut, phases=(replace(cut.phases[0], updates=updates),)))
+
+
 INVALID_BY_FAULT: dict[str, Callable[[], Compilation]] = {
     "op 3 Exp reads %9, which is not computed before it": lambda: replace_op(3, inputs=(Value(9),)),
     "op 2 MatMul reads %3, which is not computed before it": lambda: replace_op(2, inputs=(Value(0), Value(3))),
@@ -79,6 +90,7 @@ INVALID_BY_FAULT: dict[str, Callable[[], Compilation]] = {
     "which local/0 does not have, with a process for each cluster": lambda: replace(
         COMPILED, divided=remove_first_stage().cut
     ),
+    "the update in phase 0 on a/0 is fed %": read_gradient_of_another_worker,
     "boundary 0 goes from stage 0 to (0,)": lambda: replace(
         COMPILED,
         cut=replace(
