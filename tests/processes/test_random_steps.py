@@ -5,6 +5,7 @@ The written steps are cases in which a cut has been wrong.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.processes.random_steps import PLAIN, draw_step, run_step, write_forward, write_step
 from tests.processes.worker_runs import FinishedRun, list_workers, run_workers_and_reference
@@ -52,6 +54,9 @@ WRITTEN: Mapping[str, tuple[list[str], str]] = {
         [*WHOLE, "if loss0 > .02:", "    vc0.assign_add(vc0 * tf.reduce_sum(vc1))",
          "if loss0 > .01:", "    vc1.assign(tf.fill([4], tf.reduce_sum(vc0)))"], "loss0",
     ),
+    "branch that adds values of both clusters to a variable of none": (
+        [*WHOLE, "if loss0 > .01:", "    m0.assign_add(tf.reduce_sum(vc0) + tf.reduce_sum(vc1))"], "m0 + 0.",
+    ),
     "assertion on an updated variable": ([*WHOLE, *CHANGED], "loss0"),
     "assertion that holds after the update only": ([*HALVES, *CHANGED], "loss0"),
     "assertion on gradients and the loss": (
@@ -84,6 +89,7 @@ RUNS: Mapping[str, tuple[int | Mapping[str, str], range, bool]] = {
 """By name, the workers, the seeds of random steps, and whether only a grid has it."""
 
 
+@functools.cache
 def list_steps(name: str) -> dict[str, str]:
     """The texts of the steps of a run by their names."""
     workers, seeds, _ = RUNS[name]
@@ -132,9 +138,5 @@ def test_cut_step_computes_the_same_without_scopes(run: tuple[str, FinishedRun, 
 
 def same(found: Any, expected: Any, exact: bool) -> bool:
     """Whether nested lists of numbers are equal, or nearly."""
-    pairs = zip(tf_flatten(found), tf_flatten(expected), strict=True)
+    pairs = zip(tf.nest.flatten(found), tf.nest.flatten(expected), strict=True)
     return all(one == other if exact else np.isclose(one, other, rtol=1e-4, atol=1e-6) for one, other in pairs)
-
-
-def tf_flatten(nested: Any) -> list[float]:
-    return [number for each in nested for number in tf_flatten(each)] if isinstance(nested, list) else [nested]

@@ -201,15 +201,13 @@ class Cutter:
 
     def _request_results(self, draft: Draft) -> None:
         """Let the last update of a worker return the results of the step that the worker gives to the user."""
-        _, phase, worker, _ = draft.key
+        worker = draft.key.place
         for value in self.program.returns:
             op = self.program.graph.ops[value.op]
             if op.role == INPUT or worker not in self._find_owners(op, value):
                 continue
             home: Key | None = None
-            if op.role == HOLDER and worker not in self.homes.home_of(op.index):
-                home = self._cross(value, phase, worker)
-            elif not op.role and op.type != "Const":
+            if op.role in ("", HOLDER) and op.type != "Const":
                 home = self._place_in_update(draft.key, op, value)
             self.draft(home or draft.key).fetches[value] = None
             if home is not None and home.kind == "forward":
