@@ -104,6 +104,14 @@ def test_second_init_error_has_both_lines() -> None:
     assert "test_run.py" in caught.value.where
     assert caught.value.what == f"a run is open already, since {run.site}"
     assert second == first + 2
+    assert not caught.value.why
+
+
+def test_second_init_error_names_implicit_openers() -> None:
+    nb.here()
+    with pytest.raises(nb.errors.StateError) as caught:
+        nb.init()
+    assert caught.value.why is not None and "nb.here()" in caught.value.why
 
 
 CLUSTERS = {"clusters": {"gpu": {}, "npuu": {}}, "links": [{"between": ["gpu", "npuu"], "rate": "60mbit"}]}

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from whale_nebula.errors import ConfigError, NebulaError
-from whale_nebula.errors.text import did_you_mean
+from whale_nebula.errors.text import closest, did_you_mean
 
 Options = Mapping[str, tuple[str | None, str]]
 """The name of each option's value, None for a flag, and its help."""
@@ -65,9 +65,19 @@ def split(argv: Sequence[str], known: Options) -> Words:
 
 
 def read_script(parser: Parser, argv: Sequence[str], options: Options) -> tuple[argparse.Namespace, Words]:
-    """Parse the options of a command that runs a script; returns the script's part, too."""
+    """Parse the options of a command that runs a script; returns the script's part, too. A note names options that may
+    be misspelt and go to the script.
+    """
     words = split(argv, options)
-    return parser.read(words.options), words
+    args = parser.read(words.options)
+    for word in itertools.takewhile(lambda word: word != "--", argv):
+        meant = (
+            closest(word.partition("=")[0], options, 0.8) if word.startswith("--") and word in words.arguments else None
+        )
+        if meant is not None:
+            explicit = "options of the script that follow '--' are not checked"
+            print(f"note: {word} is passed to the script: did you mean {meant}? ({explicit})", file=sys.stderr)
+    return args, words
 
 
 def read_words(parser: Parser, argv: Sequence[str], options: Options) -> tuple[argparse.Namespace, list[str]]:

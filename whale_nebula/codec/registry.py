@@ -13,9 +13,11 @@ class Sign(nb.codec.Precision):
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from whale_nebula.codec.axes import Axes
@@ -31,6 +33,8 @@ CODECS: dict[str, type[Codec]] = {kind.name: kind for kind in _BUILT}
 _Kind = TypeVar("_Kind", bound=type[Codec])
 _METHODS = {Precision: ("parts", "encode", "decode"), Structure: ("numbers", "reduce", "expand")}
 _RETURN_METHODS = ("reduce_back", "expand_back")
+_USUAL: Mapping[str, float] = MappingProxyType({"svd": 0.6, "rank": 96, "topk": 0.1, "coded": 2.3})
+"""The argument of each built-in codec that needs one, for examples in errors."""
 _RESERVED_NAMES = ("none", "auto", "default")
 """Words of codec options that are not names of codecs."""
 
@@ -90,10 +94,28 @@ def _parse_part(piece: str, text: str, known: Sequence[str]) -> Codec:
     if kind is None:
         raise OptionError(f"no codec is called {name!r}", where=repr(text), mend=did_you_mean(name, known))
     values = [_parse_argument(argument) for argument in (arguments or "").split(",") if argument.strip()]
+    parameters = inspect.signature(kind).parameters
+    needed = [parameter for parameter, about in parameters.items() if about.default is about.empty]
+    if not len(needed) <= len(values) <= len(parameters):
+        takes = (
+            f"needs {' and '.join(needed)}"
+            if len(values) < len(needed)
+            else f"has {len(parameters) or 'no'} parameters"
+        )
+        raise OptionError(f"{text!r} is not a codec", why=f"{kind.name} {takes}", mend=_example(kind.name, needed))
     try:
         return kind(*values)
-    except TypeError:
-        raise _syntax_error(text, f"{kind.name} does not take {len(values)} arguments") from None
+    except OptionError as error:
+        if not error.what.startswith(f"{kind.__name__}("):
+            raise
+        what = error.what.replace(kind.__name__, kind.name, 1)
+        raise OptionError(what, where=repr(text), why=error.why, mend=_example(kind.name, needed)) from None
+
+
+def _example(name: str, needed: Sequence[str]) -> str:
+    """The text form of a codec with usual arguments, or else with the names of those that it needs."""
+    arguments = _USUAL.get(name, ", ".join(needed))
+    return f"{name}({arguments})" if arguments else name
 
 
 def _parse_argument(argument: str) -> object:
@@ -130,9 +152,9 @@ def from_flags(
     """
     _check_basis(basis, rank)
     made = {
-        "svd": None if svd is None else _make_codec("svd", svd, SVD, 0.6),
-        "rank": None if rank is None else _make_codec("rank", rank, partial(Rank, basis=basis), 96),
-        "topk": None if topk is None else _make_codec("topk", topk, TopK, 0.1),
+        "svd": None if svd is None else _make_codec("svd", svd, SVD),
+        "rank": None if rank is None else _make_codec("rank", rank, partial(Rank, basis=basis)),
+        "topk": None if topk is None else _make_codec("topk", topk, TopK),
     }
     bits = {FP16(): fp16, BF16(): bf16, INT8(): int8, INT4(): int4}
     structure = _choose_single("structure", {flag: codec for flag, codec in made.items() if codec is not None})
@@ -142,13 +164,13 @@ def from_flags(
     return structure >> precision
 
 
-def _make_codec(flag: str, value: Any, kind: Callable[[Any], Codec], usual: float) -> Codec:
+def _make_codec(flag: str, value: Any, kind: Callable[[Any], Codec]) -> Codec:
     """Create a structure with one parameter; an error names the given flag."""
     try:
         return kind(value)
     except OptionError as error:
         problem = error.what.partition(f"({value!r})")[2]
-        raise OptionError(f"{flag}={value!r}{problem}", why=error.why, mend=f"{flag}={usual}") from None
+        raise OptionError(f"{flag}={value!r}{problem}", why=error.why, mend=f"{flag}={_USUAL[flag]}") from None
 
 
 def _choose_single(layer: str, codecs: dict[str, Codec]) -> Codec | None:

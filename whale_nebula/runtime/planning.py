@@ -167,7 +167,8 @@ def check_scopes(name: str, captured: Captured) -> None:
         f"{name} has no scopes, so there is nothing to plan",
         where=str(script_site()),
         why="no op was created inside nb.stage",
-        mend='use with nb.cluster(), nb.stage(cluster="gpu"): around the layers of each stage',
+        mend='use with nb.cluster(), nb.stage(cluster="gpu"): around the layers of each stage\n'
+        "or nb.auto_parallel() before the step is built, which chooses the stages",
     )
 
 

@@ -60,17 +60,13 @@ class Here:
         fixed = not self.alone or (_run is not None and bool(_run.config.clusters))
         known = self.clusters if _run is None else (*self.clusters, *_run.replacements)
         if cluster not in known and (fixed or closest(cluster, self.clusters, similarity=0.75) is not None):
-            _warn_unknown(cluster, self.clusters)
+            warn_at(
+                calling_site(),
+                f"nb.here().runs({cluster!r}): unknown cluster",
+                why=f"the clusters are {list_names(self.clusters)}",
+                mend=did_you_mean(cluster, self.clusters),
+            )
         return self.alone or cluster in (self.cluster, *self.runs_for)
-
-
-def _warn_unknown(cluster: str, known: Sequence[str]) -> None:
-    warn_at(
-        calling_site(),
-        f"nb.here().runs({cluster!r}): unknown cluster",
-        why=f"the clusters are {list_names(known)}",
-        mend=did_you_mean(cluster, known),
-    )
 
 
 @dataclass
@@ -91,10 +87,11 @@ class Run:
     `clusters` are those of the programs so far, and `programs` is their number. In a run of several processes,
     `attachment` is the identity of this one, `ledger` has its session and the variables that it holds, and `hosts` has
     a text for each worker, the same for those with this one's host and folder. `source` is the path of the config, and
-    `site` the line that opened the run. `compares_rows` is true if `ids` names an input of a program. `channels` are
-    the states of codecs, and `models` the models to which they belong. `decisions` are those of the planner,
-    `intervals` those of local SGD that were chosen, with the variables that they are for, and `length_choices` those of
-    curricula. `rounds` are the open exchanges of local SGD. `closers` are called at the end.
+    `site` the line that opened the run, which is `implicit` without `nb.init`. `compares_rows` is true if `ids` names
+    an input of a program. `channels` are the states of codecs, and `models` the models to which they belong.
+    `decisions` are those of the planner, `intervals` those of local SGD that were chosen, with the variables that they
+    are for, and `length_choices` those of curricula. `rounds` are the open exchanges of local SGD. `closers` are called
+    at the end.
     """
 
     config: Config
@@ -108,6 +105,7 @@ class Run:
     ledger: Any = None
     hosts: dict[str, str] = field(default_factory=dict)
     site: str = ""
+    implicit: bool = False
     pins: Pins = field(default_factory=Pins)
     approvals: Approvals | None = None
     links_checked: bool = False
@@ -267,7 +265,7 @@ class Run:
     def _describe_config(self) -> str:
         """A text that identifies the config: its file, and the line that reads it."""
         if self.source:
-            return f"{self.source}, which nb.init reads at {self.site},"
+            return self.source if self.implicit else f"{self.source}, which nb.init reads at {self.site},"
         return f"the config at {self.site}" if self.site else "the config"
 
     def settle(self) -> None:
@@ -363,8 +361,7 @@ def init(
         if _run is not None:
             raise StateError(
                 f"a run is open already, since {_run.site}" if _run.site else "a run is open already",
-                why="nb.init was called there, or a step, a plan, nb.here() or nb.gathered() opened the run there "
-                "with free links",
+                why="a step, a plan, nb.here() or nb.gathered() opened it, with free links" * _run.implicit or None,
                 where=str(calling_site()),
                 mend="call nb.shutdown() first, or open the run once at the top of the script",
             )
@@ -576,7 +573,10 @@ def find_open_run() -> Run | None:
 def current_run() -> Run:
     """The open run; opens one without a configuration if there is none."""
     with _LOCK:
-        return _run if _run is not None else init()
+        if (run := _run) is None:
+            run = init()
+            run.implicit = True
+        return run
 
 
 @scope

@@ -135,6 +135,8 @@ def test_script_receives_its_arguments(show: Show) -> None:
     before = list(sys.argv), list(sys.path)
     output = show(code, "--mermaid", "--epochs", "3", "--htlm", "plan.html", "--", "--json")
     assert "['--epochs', '3', '--htlm', 'plan.html', '--json'] True __main__" in output.err
+    notes = [line for line in output.err.splitlines() if line.startswith("note:")]
+    assert len(notes) == 1 and "--htlm is passed to the script: did you mean --html?" in notes[0]
     assert (sys.argv, sys.path) == before
 
 
