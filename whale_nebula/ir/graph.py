@@ -60,6 +60,11 @@ class Op:
         """The op's outputs, in order."""
         return (Value(self.index, out) for out in range(len(self.outputs)))
 
+    @property
+    def label(self) -> str:
+        """Name and type, for errors."""
+        return f"{self.name} ({self.type})"
+
 
 @dataclass(frozen=True)
 class Graph:

@@ -201,7 +201,7 @@ def check_held_variables(cut: Cut, where: Callable[[int], str]) -> None:
                 if fragment.worker not in holders:
                     raise NotYetError(
                         f"a use of variable {variable.path!r} on worker {fragment.worker!r}",
-                        where=f"{op.name} ({op.type}), {where(op.index)}",
+                        where=f"{op.label}, {where(op.index)}",
                         why=f"only {list_names(holders)} would have it: variables of other clusters are sent after the "
                         "gradients, and not into a branch or loop",
                         mend="read it after the gradients, outside of branches and loops",

@@ -197,14 +197,14 @@ def check_crossable(cut: Cut, where: Callable[[int], str]) -> None:
         if away and (spec.rank or 0) > MAX_RANK:
             raise PlanError(
                 f"a tensor of rank {spec.rank} would cross from stage {source.key!r} to stage {away[0]!r}",
-                where=f"{op.name} ({op.type}), {where(op.index)}",
+                where=f"{op.label}, {where(op.index)}",
                 why=f"a tensor that is sent has at most {MAX_RANK} axes",
                 mend=f"tf.reshape it in {source.key!r}, and back in {away[0]!r}",
             )
         if away and spec.dtype not in DTYPE_NAMES:
             raise PlanError(
                 f"a tensor of type {spec.dtype} would cross from stage {source.key!r} to stage {away[0]!r}",
-                where=f"{op.name} ({op.type}), {where(op.index)}",
+                where=f"{op.label}, {where(op.index)}",
                 why="only numbers and booleans can be sent between clusters",
                 mend=f"keep it inside one stage: move {op.type} into {away[0]!r}, "
                 f"or send numbers (ids from a StringLookup in {source.key!r})",
@@ -220,7 +220,7 @@ def check_crossable(cut: Cut, where: Callable[[int], str]) -> None:
             )
             raise PlanError(
                 f"a result of {kind} would be sent from worker {crossing.source!r} to the other processes",
-                where=f"{op.name} ({op.type}), {where(op.index)}",
+                where=f"{op.label}, {where(op.index)}",
                 why=f"only {limit} can be sent",
                 mend=f"{remedy}, or set results: owner in every config: only scalars are sent then",
             )

@@ -268,7 +268,7 @@ class Cutter:
             if value.op not in self.parts.pure and op.type != "Const":
                 raise NotYetError(
                     "nb.loss_weight of a tensor that depends on the model",
-                    where=f"{op.name} ({op.type}), {self.homes.where(op.index)}",
+                    where=f"{op.label}, {self.homes.where(op.index)}",
                     why="every micro-batch's share must be known before the first one starts",
                     mend="compute the weight from the step's inputs alone: nb.loss_weight(tf.reduce_sum(mask))",
                 )

@@ -82,7 +82,7 @@ class Homes:
         if op.index in self.parts.effects and not (found and found.issuperset(writers)):
             raise NotYetError(
                 "an op that uses variables of several clusters",
-                where=f"{op.name} ({op.type}), {self.where(op.index)}",
+                where=f"{op.label}, {self.where(op.index)}",
                 why="it cannot be divided, and no cluster holds all variables that it uses",
                 mend="read variables of other clusters before it, and write each cluster's in a separate tf.cond",
             )

@@ -112,7 +112,7 @@ def check_absent_inputs(cut: Cut, worker: str, absent: Collection[int], where: C
     for reading in list_readings(cut, worker) if gone else ():
         if reading.leaf in gone and not reading.rows:
             op, reader = reading.op, _describe_reader(cut, reading.fragment, worker)
-            raise absent_error(program.leaves[reading.leaf].name, reader, f"{op.name} ({op.type}), {where(op.index)}")
+            raise absent_error(program.leaves[reading.leaf].name, reader, f"{op.label}, {where(op.index)}")
     for value in program.returns:
         number = program.leaf_ops.get(value.op)
         if number in gone:

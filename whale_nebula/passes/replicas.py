@@ -202,7 +202,7 @@ def _batch_sum_error(program: Program, stage: int, op: int, where: Where, why: s
     others = list_batch_fixes(count if count > most else 1, copied=most > 1)
     return BatchCoupledError(
         f"micro-batches would change the synchronized moments{f' of {layer}' if layer else ''}",
-        op=f"{program.graph.ops[op].name} ({program.graph.ops[op].type})",
+        op=program.graph.ops[op].label,
         line=str(line),
         why=why,
         mends=(*[as_many] * (own.replicas != count), others.alone, others.allow),

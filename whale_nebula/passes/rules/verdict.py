@@ -81,7 +81,7 @@ def static_batch_error(
         op, found = _find_static_rows_above(graph, op)
     if found is None:
         return None
-    place = ", ".join(part for part in (f"{op.name} ({op.type})", where(op.index)) if part)
+    place = ", ".join(part for part in (op.label, where(op.index)) if part)
     mend = f"{found.mend}\nor {alone}"
     return StaticBatchError(f"the batch size {found.rows} is baked into the graph", where=place, why=_WHY, mend=mend)
 
@@ -228,7 +228,7 @@ def coupling_error(
     op = graph.ops[fold.blame] if 0 <= fold.blame < len(graph) else None
     origin = "" if op is None else where(op.index)
     layer = origin.layer_description if isinstance(origin, Origin) else ""
-    named = "" if op is None else f"{op.name} ({op.type})"
+    named = "" if op is None else op.label
     return BatchCoupledError(
         _headline(fold, layer, what),
         op=named,
