@@ -125,11 +125,11 @@ add("class_weight", _weighted, labels(class_weight={0: 0.2, 1: 2.0, 2: 1.0, 3: 0
 add("sample_weight", _weighted, labels(sample_weight=abs_numbers(seed=3)))
 
 
-def regression(loss: Any, **data: Any) -> None:
+def regression(loss: Any, activation: str | None = None, **data: Any) -> None:
     """A script for a loss of Keras."""
 
     def build(cut: Cut) -> Any:
-        model = dense(cut)
+        model = dense(cut, activation=activation)
         model.compile(momentum(), loss())
         return model
 
@@ -146,9 +146,9 @@ for _loss in (
     keras.losses.MeanAbsolutePercentageError,
 ):
     regression(_loss)
-regression(keras.losses.BinaryCrossentropy, y=abs_numbers(3, seed=1) % 1)
-regression(keras.losses.KLDivergence, y=abs_numbers(3, seed=1) % 1)
-regression(keras.losses.CategoricalFocalCrossentropy, y=abs_numbers(3, seed=1) % 1)
+regression(keras.losses.BinaryCrossentropy, "sigmoid", y=abs_numbers(3, seed=1) % 1)
+regression(keras.losses.KLDivergence, "softmax", y=abs_numbers(3, seed=1) % 1)
+regression(keras.losses.CategoricalFocalCrossentropy, "softmax", y=abs_numbers(3, seed=1) % 1)
 regression(keras.losses.Hinge)
 
 

@@ -171,7 +171,7 @@ def two_parts(cut: Cut, inputs: Any, first: Any, second: Any, loss: Any = "mse",
     return model
 
 
-def dense(cut: Cut, outputs: int = 3, kind: Any = keras.Model, **options: Any) -> Any:
+def dense(cut: Cut, outputs: int = 3, kind: Any = keras.Model, activation: str | None = None, **options: Any) -> Any:
     """A small functional model in three parts, of one's own kind or Keras's, not compiled."""
     inputs = keras.Input((6,))
     with cut.program(**options):
@@ -180,5 +180,5 @@ def dense(cut: Cut, outputs: int = 3, kind: Any = keras.Model, **options: Any) -
         with cut.at(1):
             hidden = keras.layers.Dense(8, activation="gelu")(hidden)
         with cut.at(2):
-            found = keras.layers.Dense(outputs)(hidden)
+            found = keras.layers.Dense(outputs, activation=activation)(hidden)
     return kind(inputs, found)
