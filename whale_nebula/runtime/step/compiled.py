@@ -20,7 +20,7 @@ from whale_nebula.capture.mirror import Donor, import_nodes, mirror_spec
 from whale_nebula.ir.cut import Boundary, Cut, Fragment, PhasePlan, StagePhase
 from whale_nebula.ir.graph import REPLICA_SUM, Graph, Op
 from whale_nebula.ir.layout import find_local_spec
-from whale_nebula.ir.program import GradientPart, Stage
+from whale_nebula.ir.program import GradientPart, Program, Stage
 from whale_nebula.passes.branches import Aliases
 from whale_nebula.passes.exchange import Bundle, ReplicaMessage, list_bundles, list_replica_messages
 from whale_nebula.passes.facts import ASSIGNS
@@ -108,6 +108,7 @@ class FunctionBuilder:
         self.sums = sums
         self._xla = xla
         self._graph = Graph(()) if cut is None else cut.program.graph
+        self._sizes_are_fixed = cut is not None and has_fixed_sizes(cut.program)
         self._layouts = {} if cut is None else dict(cut.layouts)
         self._shards = shards
         if shards is not None:
@@ -135,7 +136,8 @@ class FunctionBuilder:
         def body(*tensors: Any) -> list[Any]:
             graph = tf.compat.v1.get_default_graph()
             taken = self._list_inputs(fragment, tensors, slots)
-            known = {tensor.name: given for tensor, given in zip(feeds, taken, strict=True)}
+            restored = map(self._restore_sizes, feeds, taken)
+            known = {tensor.name: given for tensor, given in zip(feeds, restored, strict=True)}
             known |= {f"{name}:0": graph.capture(external) for name, external in captures.items()}
             marks = [self._donor.tensor(Value(op)) for op in summed]
             found = import_nodes(definition, known, [tensor.name for tensor in (*fetches, *marks)])
@@ -152,6 +154,14 @@ class FunctionBuilder:
             self._take_handed_over(value, slots[value]) if value in slots else next(arguments)
             for value in fragment.feeds
         ]
+
+    def _restore_sizes(self, traced: Any, given: Any) -> Any:
+        """A fed shape with the sizes that were known in the trace, which some ops of gradients need."""
+        sizes = traced.op.inputs[0].shape if traced.op.type == "Shape" and self._sizes_are_fixed else ()
+        if not sizes or not any(sizes):
+            return given
+        axes = enumerate(sizes)
+        return tf.stack([given[axis] if size is None else tf.cast(size, given.dtype) for axis, size in axes])
 
     def _take_handed_over(self, value: Value, slot: Handover) -> Any:
         form = self._make_spec(value)
@@ -227,6 +237,12 @@ class FunctionBuilder:
         """The fetched tensors, with placeholders of sums over replicas replaced by the sums."""
         found = self.sums.replace_markers(fragment, marks) if self.sums is not None and marks else {}
         return [found.get(tensor.ref(), tensor) for tensor in fetches]
+
+
+def has_fixed_sizes(program: Program) -> bool:
+    """Whether sizes that are known in the trace are those of all micro-batches: none depends on their rows."""
+    is_divided = program.pipeline.micro_batch > 1 or any(stage.replicas > 1 for stage in program.stages)
+    return not is_divided or not any(leaf.batched and (leaf.spec.shape or ())[:1] != (None,) for leaf in program.leaves)
 
 
 def _name_function(fragment: Fragment) -> str:

@@ -249,6 +249,13 @@ def micro_batch_error(
     """The error for a step that TensorFlow cannot trace for micro-batches of these rows; nothing has run. `undivided`
     is the change to the code that keeps the batch undivided.
     """
+    if len(counts) == 1:
+        return CaptureError(
+            "the parts of the step cannot be traced",
+            where=locations.describe(failure),
+            why=f"an op needs a size that TensorFlow does not infer in a part: {_extract_message(failure)}",
+            mend="set the shape of the op's input: tf.ensure_shape(x, [None, 16])",
+        )
     rows = " and ".join(str(count) for count in sorted(set(counts)))
     return CaptureError(
         f"the step cannot run in micro-batches of {rows} rows",

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tests.scripts.loops.forwards.forward_loop import make_forward_loop
 from tests.scripts.loops.loop_scripts import (
     Cut,
     Loop,
@@ -91,3 +92,15 @@ def float16_inside(cut: Cut, w: Any, x: Any, y: Any) -> Any:
         hidden = tf.tanh(hidden @ tf.cast(w[1], tf.bfloat16))
     with cut.at(2):
         return tf.reduce_mean((tf.cast(hidden, tf.float32) @ w[2] - y) ** 2)
+
+
+@script()
+def traces_of_matrices(cut: Cut) -> Loop:
+    """The gradient of a trace needs the static size of its diagonal, which is not an input of it."""
+    w = weights()
+
+    def first(x: Any) -> Any:
+        hidden = tf.tanh(x @ w[0])
+        return hidden + tf.linalg.trace(tf.einsum("bi,bj->bij", hidden, hidden))[:, tf.newaxis]
+
+    return make_forward_loop(cut, first, w=w)
