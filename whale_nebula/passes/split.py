@@ -369,7 +369,7 @@ def _worker_count_error(stage: Stage, there: int, where: str) -> OptionError:
         f"nb.split needs {devices}, but cluster {stage.cluster!r} has {there} worker{'s' * (there != 1)}",
         where=where,
         why="each device is a worker of the stage's cluster: collectives never cross a link between clusters",
-        mend=fewer,
+        mend=f"{fewer}\nor list {stage.shards * stage.replicas} workers of {stage.cluster!r} in the config",
     )
 
 
