@@ -1,5 +1,9 @@
 """Graphs: tracing contexts, attributes of ops, captures, conds, and variables that a trace creates."""
 
+import functools
+import gc
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -9,6 +13,7 @@ import tensorflow as tf
 
 from tests.contract.tracing import VECTOR, trace_graph
 from whale_nebula.tf import drawing, gradients, guarded_variables, initial_values
+from whale_nebula.tf import patch as tf_patch
 from whale_nebula.tf import private as tf_private
 
 layers = keras.layers
@@ -202,6 +207,41 @@ def test_defer_initialization_computes_initial_values_once(name: str, monkeypatc
     initialize(lambda variable: True)
     assert traced().numpy().tolist() == draw([6, 4]).numpy().tolist()
     assert not [op.name for graph in graphs for op in graph.get_operations() if op.type == "Const"]
+
+
+def test_initial_values_are_those_of_the_ops_that_a_step_replaces() -> None:
+    """Two variables of one draw, initialised one after the other; the variable with its position is gone by then."""
+    found: list[Any] = []
+
+    def run(function: Any, initialize: Callable[[], None] = lambda: None) -> Any:
+        made.clear()
+        tf.random.set_seed(3)
+        function.get_concrete_function()
+        initialize()
+        return [v.numpy().tolist() for v in made]
+
+    def body() -> Any:
+        if not made:
+            drawn = tf.random.normal([3, 2])
+            made.extend(tf.Variable(drawn + add) for add in (0.0, 1.0))
+        return made[0] + made[1] + tf.random.uniform([])
+
+    def initialize() -> None:
+        found.clear()
+        gc.collect()
+        for variable in made:
+            later.initialize_variables(functools.partial(operator.is_, variable))
+
+    def find_state(seed: int, seed2: int) -> Any:
+        found.append(tf_patch.make_generator_state(seed, seed2, "state"))
+        return found[-1]
+
+    made: list[tf.Variable] = []
+    plain = run(tf.function(body))
+    function = tf.function(body)
+    later = initial_values.defer_initialization(function)
+    with tf_patch.apply_patches(tf_patch.patch_draws(find_state)):
+        assert run(function, initialize) == plain
 
 
 SEEDED = {"seed": 7}

@@ -86,28 +86,42 @@ def defer_initialization(function: Any) -> InitialValues:
 
 def _assign_values(pairs: Sequence[tuple[Any, Any]]) -> None:
     """Initialise variables by tensors of a traced graph. Constants become arguments of the initialising function:
-    TensorFlow would fold them, and compute a large value twice, with three times its memory.
+    TensorFlow would fold them, and compute a large value twice, with three times its memory. So do the positions of
+    random draws, which the step keeps in variables (`tf.patch`): TensorFlow refuses to read one here.
     """
     if not pairs:
         return
     tensors = [tensor for _, tensor in pairs]
-    constants = _list_constants(tensors)
+    above = _list_ops(tensors)
+    constants, draws = ([op for op in above if op.type == kind] for kind in ("Const", "RngReadAndSkip"))
+    handles = {op.inputs[0].op for op in draws}
+    options: dict[str, Any] = {}
+    if draws:
+        fed = {op for op in tensors[0].graph.get_operations() if op.type == "Placeholder"} - handles
+        options = {"disallowed_placeholders": fed, "handle_captures": True}
 
     def assign(*values: Any) -> None:
         known = object_identity.ObjectIdentityDictionary()
-        for constant, value in zip(constants, values, strict=True):
-            known[constant], known[constant.op] = value, value.op
-        lift_to_graph.lift_to_graph(tensors, tf.compat.v1.get_default_graph(), op_map=known)
+        for op, value in zip([*constants, *draws], values, strict=True):
+            known[op.outputs[0]], known[op] = value, value.op
+        lift_to_graph.lift_to_graph(tensors, tf.compat.v1.get_default_graph(), op_map=known, **options)
         for variable, tensor in pairs:
             variable.assign(known[tensor], read_value=False)
 
     with tf.init_scope():
-        copies = [tf.constant(tf.make_ndarray(constant.op.get_attr("value"))) for constant in constants]
+        copies = [tf.constant(tf.make_ndarray(op.get_attr("value"))) for op in constants]
+        copies += [_read_position(op) for op in draws]
         tf.function(assign, autograph=False).get_concrete_function(*copies)(*copies)  # counts no retraces
 
 
-def _list_constants(tensors: Sequence[Any]) -> list[Any]:
-    """The constants from which tensors of a graph are computed."""
+def _read_position(draw: Any) -> Any:
+    """The position from which a random op of a traced graph would draw first."""
+    handle = next(outside for outside, inside in draw.graph.captures if inside is draw.inputs[0])
+    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64)
+
+
+def _list_ops(tensors: Sequence[Any]) -> list[Any]:
+    """The ops by which tensors of a graph are computed."""
     ops = {tensor.op: None for tensor in tensors}
     waiting = list(ops)
     while waiting:
@@ -115,7 +129,7 @@ def _list_constants(tensors: Sequence[Any]) -> list[Any]:
         above = [each for each in (*(tensor.op for tensor in op.inputs), *op.control_inputs) if each not in ops]
         ops.update(dict.fromkeys(above))
         waiting += above
-    return [op.outputs[0] for op in ops if op.type == "Const"]
+    return list(ops)
 
 
 def trace_variables(function: Any, specs: Sequence[Any]) -> None:
