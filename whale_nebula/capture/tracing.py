@@ -294,7 +294,8 @@ def stamp_step_options(trace: Tracing) -> Iterator[None]:
 
 _LOOP = (
     "a loop (tf.while_loop, tf.map_fn, tf.scan, an RNN, or a Python loop that AutoGraph turned into one)",
-    "enter nb.{kind} around the whole loop, which then is part of that stage",
+    "enter nb.{kind} around the whole loop, which then is part of that stage; or, if each pass is a training step, "
+    "decorate only the body with @nb.function, and loop in Python outside of it",
 )
 _BRANCH = ("a branch (tf.cond, or an if on a tensor)", "enter nb.{kind} around the whole condition")
 _VECTORIZED = ("tf.vectorized_map", "enter nb.{kind} around the tf.vectorized_map")

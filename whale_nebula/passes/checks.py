@@ -208,6 +208,32 @@ def check_held_variables(cut: Cut, where: Callable[[int], str]) -> None:
                     )
 
 
+_CHANGES = {
+    "a lookup table": ("LookupTableInsert", "LookupTableImport", "LookupTableRemove"),
+    "a queue": ("QueueEnqueue", "QueueDequeue"),
+}
+"""The ops that change what the script holds beside variables, by how their types begin."""
+
+
+def check_tables_and_queues(cut: Cut, where: Callable[[int], str]) -> None:
+    """Raise if a step of several workers changes a lookup table or a queue of the script: each process has its own, and
+    only that of the worker that runs the op would change. What another one reads later, in a step or outside, would be
+    old.
+    """
+    graph = cut.program.graph
+    for op in graph.ops if len(cut.workers) > 1 else ():
+        types = [each.type for each in graph.with_bodies([op])]
+        changed = [kind for kind, begin in _CHANGES.items() if any(each.startswith(begin) for each in types)]
+        if changed and find_written_handles(op, graph):
+            raise NotYetError(
+                f"{changed[0]} that a step changes, between processes",
+                where=f"{op.name} ({op.type}), {where(op.index)}",
+                why="each process has one of its own, and only that of one worker would change",
+                mend="keep the numbers in a tf.Variable; or change it in the script, in every process: pass what the "
+                "step takes from it as an argument, and return what the step puts into it",
+            )
+
+
 _PYTHON_CALLS = {"EagerPyFunc": "tf.py_function", "PyFunc": "tf.numpy_function", "PyFuncStateless": "tf.numpy_function"}
 
 

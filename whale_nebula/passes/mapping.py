@@ -11,7 +11,7 @@ from whale_nebula.ir.cut import Boundary, Crossing, Cut, Fragment, PhasePlan, St
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.backward_split import BackwardSplitter
 from whale_nebula.passes.batch import BatchFolds
-from whale_nebula.passes.checks import check_held_variables
+from whale_nebula.passes.checks import check_held_variables, check_tables_and_queues
 from whale_nebula.passes.codec_options import (
     choose_codec,
     find_ids,
@@ -52,6 +52,7 @@ def map_workers(
     )
     cut = _Builder(program, parts, homes, cutter.run(), cutter, tuple(workers), folds).build()
     check_held_variables(cut, where)
+    check_tables_and_queues(cut, where)
     return cut
 
 

@@ -1,5 +1,6 @@
 """Ops that are only assertions, and when their inputs are computed."""
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -218,6 +219,25 @@ def test_write_before_the_forward_that_reads_a_variable_of_another_cluster_is_re
     """
     compile_text(text, assign_one_worker)
     with pytest.raises(NotYetError, match="a use of variable 'trained' on worker 'a/0'"):
+        compile_text(text, assign_worker_per_stage)
+
+
+CHANGES = {"LookupTableInsertV2": "a lookup table", "QueueEnqueueV2": "a queue", "LookupTableExportV2": None}
+
+
+@pytest.mark.parametrize(("op", "refused"), CHANGES.items())
+def test_change_of_a_table_or_a_queue_is_refused_between_processes(op: str, refused: str | None) -> None:
+    text = f"""
+        stages a b
+        %0 = input x float32[?]
+        %1 = capture held resource[]
+        %2 = Exp(%0) float32[?] @a
+        %3 = Neg(%2) float32[?] @b
+        %4 = {op}(%1) stateful @b ^%3
+        returns %3
+    """
+    compile_text(text, assign_one_worker)
+    with pytest.raises(NotYetError, match=f"^NB-001 {refused} that") if refused else contextlib.nullcontext():
         compile_text(text, assign_worker_per_stage)
 
 
