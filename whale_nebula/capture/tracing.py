@@ -298,6 +298,10 @@ _LOOP = (
     "decorate only the body with @nb.function, and loop in Python outside of it",
 )
 _BRANCH = ("a branch (tf.cond, or an if on a tensor)", "enter nb.{kind} around the whole condition")
+_DATASET = (
+    "a loop over a dataset, or a function of one (tf.data runs it)",
+    "decorate only the body with @nb.function, and loop outside of it: for batch in dataset: step(*batch)",
+)
 _VECTORIZED = ("tf.vectorized_map", "enter nb.{kind} around the tf.vectorized_map")
 _FUNCTION = (
     "a nested tf.function",
@@ -308,7 +312,10 @@ _COMPILED = (
     "remove jit_compile=True, so that the function becomes part of the step; or enter nb.{kind} around its call",
 )
 # the name of a kind of body, and the fix, by a part of the name of the body's graph in TensorFlow
-_BODIES = {"while_body": _LOOP, "while_cond": _LOOP, "cond_true": _BRANCH, "cond_false": _BRANCH, "branch": _BRANCH}
+_BODIES = {
+    "while_body": _LOOP, "while_cond": _LOOP, "cond_true": _BRANCH, "cond_false": _BRANCH, "branch": _BRANCH,
+    "Dataset_": _DATASET,
+}  # fmt: skip
 
 
 def body_error(frame: Frame, graph: str | None, *, compiled: bool = False) -> BoundaryInBodyError:

@@ -65,6 +65,19 @@ def test_scope_in_an_autograph_loop_is_refused() -> None:
     check_error(BoundaryInBodyError, lambda: run_step(body), "a loop", at=find_marked_line("python loop"))
 
 
+def test_scope_in_a_loop_over_a_dataset_is_refused() -> None:
+    dataset = tf.data.Dataset.from_tensor_slices([1.0, 2.0])
+
+    def body(h: Any) -> Any:
+        for scale in dataset:
+            with nb.stage(cluster="b"):  # mark: dataset loop
+                h = h * scale
+        return h
+
+    where = find_marked_line("dataset loop")
+    check_error(BoundaryInBodyError, lambda: run_step(body), "a loop over a dataset", "step(*batch)", at=where)
+
+
 class Cell(layers.Layer):
     """An RNN's cell whose stage would be entered once for each word."""
 
