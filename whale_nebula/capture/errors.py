@@ -293,8 +293,8 @@ _UNSUPPORTED = {
 
 _MAX_SHOWN = 12
 _CORRECTION = (
-    "correct that line, or the arguments of the step; it fails without scopes as well, "
-    "unless it needs the number of rows: tf.shape(x)[0]"
+    "correct that line, or the arguments of the step; most such steps fail without scopes as well, "
+    "unless they need the number of rows: tf.shape(x)[0]"
 )
 _ARRAYS_FIX = "pass arrays, np.asarray(x): in a list each number is a separate tensor"
 

@@ -227,7 +227,7 @@ def check_tables_and_queues(cut: Cut, where: Callable[[int], str]) -> None:
         if changed and find_written_handles(op, graph):
             raise NotYetError(
                 f"{changed[0]} that a step changes, between processes",
-                where=f"{op.name} ({op.type}), {where(op.index)}",
+                where=f"{op.label}, {where(op.index)}",
                 why="each process has one of its own, and only that of one worker would change",
                 mend="keep the numbers in a tf.Variable; or change it in the script, in every process: pass what the "
                 "step takes from it as an argument, and return what the step puts into it",
