@@ -180,8 +180,7 @@ def _find_gradients(cut: Cut, stage: int, count: int, slots: Collection[int]) ->
     """
     program, sums = cut.program, dict(list_accumulated_gradients(cut.program))
     forms, notes = {program.variable_ops[op].spec for op in slots}, []
-    updates = {fragment for phase in cut.phases for w in cut.workers_of(stage) for fragment in phase.updates.get(w, ())}
-    others = {value for fragment in list_fragments(cut) if fragment not in updates for value in fragment.feeds}
+    others = find_late_gradients(cut, cut.workers_of(stage))
     given: dict[Value, Layout] = {}
     for request, part in _list_parts(cut, stage):
         holder = next(each for each in request.holders if each.source == part.source)
@@ -195,7 +194,7 @@ def _find_gradients(cut: Cut, stage: int, count: int, slots: Collection[int]) ->
             "other stages also hold its weight": not _is_of_stage(cut, stage, origin),
             "it consists of several sums": value not in sums
             or request.merges[part.source : part.source + 1] == ("same",),
-            "it is read outside of updates": value in others or value in program.returns,
+            "it is read outside of its update": value in others or value in program.returns,
         }
         why = next((reason for reason, holds in reasons.items() if holds), None)
         if why is None:
@@ -412,12 +411,29 @@ def list_accumulated_gradients(program: Program) -> Iterator[tuple[Value, Value]
                 yield holder.values[0], parts[0].values[0]
 
 
+def find_late_gradients(cut: Cut, workers: Collection[str]) -> frozenset[Value]:
+    """The placeholders of gradients that anything but the update of their phase, on these workers, reads: an update
+    passes values on whole.
+    """
+    phases = {request: phase.index for phase in cut.phases for request in phase.requests}
+    holders = {value: request for request, each in cut.program.holders.values() for value in each.values}
+    return frozenset(
+        value
+        for fragment in list_fragments(cut)
+        for value in fragment.feeds
+        if value in holders
+        and not (fragment.kind == "update" and fragment.phase == phases[holders[value]] and fragment.worker in workers)
+    )
+
+
 def list_whole_values(cut: Cut, stage: int, fragments: list[Fragment]) -> Iterator[Value]:
     """The results of a stage's fragments that must be whole: those that others than the stage itself read."""
     inside = {value for fragment in fragments if fragment.stage == stage for value in fragment.feeds}
     outside = {value for fragment in list_fragments(cut) if fragment.stage != stage for value in fragment.feeds}
     summed = {value for _, value in list_accumulated_gradients(cut.program)}
     flows = {flow.gradient for request in cut.program.requests for flow in request.flows}
+    late = find_late_gradients(cut, cut.workers_of(stage))
+    flows |= {part for holder, part in list_accumulated_gradients(cut.program) if holder in late}
     named = {*cut.merges, *(each.mask for each in cut.boundaries), *cut.program.returns, *flows}
     for fragment in fragments:
         for value in fragment.fetches:
