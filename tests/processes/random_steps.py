@@ -110,13 +110,15 @@ class StepWriter:
         draw = self.draw
         for cluster, count in self.clusters.items():
             if count > 1 and draw.random() < 0.5:
-                self.splits[cluster] = f", nb.split({count}, axis={draw.choice([0, -1, 1] if self.wide else [0, -1])})"
-                del self.replicas[cluster]
+                both = count > 2 and count % 2 == 0  # two replicas of several devices
+                devices, axis = count // (1 + both), draw.choice([0, -1, 1] if self.wide else [0, -1])
+                self.splits[cluster] = f", nb.split({devices}, axis={axis})"
+                self.replicas |= {cluster: "nb.replica(2), " if both else ""}
         self.options = draw.choice(["", f", schedule={draw.choice(SCHEDULES)!r}"])
         self.options += draw.choice(["", "", f", in_flight={draw.randint(1, 3)}"])
         self.options += draw.choice(["", "", "", ", recompute=True"])
         if draw.random() < 0.3:
-            codec = draw.choice(CODECS if self.replicas else [*CODECS, *STATEFUL])
+            codec = draw.choice(CODECS if any(self.replicas.values()) else [*CODECS, *STATEFUL])
             back = draw.choice(["", f", backward={codec}" if codec[0] == "'" else "", *BACKWARDS])
             self.compress = f", nb.compress({codec}{back}{draw.choice(['', '', f', {UNUSED}'])})"
 
@@ -327,7 +329,7 @@ def write_forward(number: int, first: str = "", second: str = "", micro_batch: i
 
 def write_step(lines: Sequence[str], returned: str) -> str:
     """The module of a step with these lines."""
-    writer = StepWriter({"c0": 1, "c1": 1})
+    writer = StepWriter({"c0": 1, "c1": 1}, wide=True)
     writer.lines, writer.returned = list(lines), [returned]
     writer.end("step")
     return writer.text()

@@ -94,9 +94,13 @@ WRITTEN: Mapping[str, tuple[list[str], str]] = {
        for first, second in (("1", "0"), ("1", "01"), ("01", "01"))},
 }  # fmt: skip
 """By name, the lines of a step, and the returned expression."""
+COLUMNS = " * tf.gather(wc1, tf.cast(tf.abs(x[:, 0]), tf.int32) % 4)[:, ::4]"
 SPLITS: Mapping[str, tuple[list[str], str]] = {
     "gradient in pieces that a second forward reads": (
         divide_stage([*HALVES, *write_forward(1, *[" * gvc1"] * 2, micro_batch=2), "vc1.assign_sub(gvc1)"]), "loss1",
+    ),
+    "columns of a table": (
+        divide_stage([*write_forward(0, second=COLUMNS), "vc1.assign_sub(gvc1)", "wc1.assign_sub(wc1 ** 2)"]), "loss0",
     ),
 }  # fmt: skip
 """Steps whose second stage is divided over two devices."""

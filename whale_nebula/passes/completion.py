@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heappop, heappush
-from itertools import chain
+from itertools import chain, zip_longest
 from math import fsum
 from typing import Any, NamedTuple
 
@@ -352,10 +352,10 @@ class Completion:
         if together and op.type not in COOPERATIVE | _LOOKUP_OPS:
             return
         sides = [*found.inputs, *[None] * (len(op.inputs) - len(found.inputs))]
-        units = self.count_units(op, [*sides, *found.outputs], label)
+        specs = [*self.list_input_specs(op, found)]
+        units = self.count_units(op, [*sides, *found.outputs], [*specs, *map(self.spec, op.values)], label)
         if 0 < units < self.question.count:
             return  # a device would have an empty piece, which not every kernel supports
-        specs = [self.spec(value) for value in op.inputs]
         inputs = [
             _choose_operand_layout(side or (), label, spec, units) for side, spec in zip(sides, specs, strict=True)
         ]
@@ -371,11 +371,11 @@ class Completion:
                 return
         yield Strategy(tuple(inputs), tuple(outputs), together)
 
-    def count_units(self, op: Op, sides: Sequence[Labels | None], label: str) -> int:
+    def count_units(self, op: Op, sides: Sequence[Labels | None], specs: Sequence[Spec], label: str) -> int:
         """The number of indivisible units of an axis: the smallest in any operand; 0 if unknown."""
         sizes = []
-        for value, side in zip((*op.inputs, *op.values), sides, strict=True):
-            shape = self.spec(value).shape
+        for value, side, spec in zip((*op.inputs, *op.values), sides, specs, strict=True):
+            shape = spec.shape
             if side is None or label not in side or shape is None:
                 continue
             axis, layout = list(side).index(label), self.layout(value)
@@ -388,6 +388,14 @@ class Completion:
         """The spec of a value; with an unknown shape for a variable's handle."""
         found = self.question.facts.spec(value)
         return Spec(found.dtype, None) if found.dtype == "resource" else found
+
+    def list_input_specs(self, op: Op, found: Axes) -> Iterator[Spec]:
+        """The specs of an op's inputs; that of a variable's handle has the axes that the op's outputs have too."""
+        sides = [(side, self.spec(value).shape) for value, side in zip(op.values, found.outputs, strict=True)]
+        sizes = {label: size for side, shape in sides for label, size in zip(side or (), shape or (), strict=False)}
+        for value, side in zip_longest(op.inputs, found.inputs):
+            spec = self.spec(value)
+            yield Spec(spec.dtype, tuple(map(sizes.get, side))) if spec.dtype == "resource" and side else spec
 
     def choose_updates_layout(self, op: Op, variable: Layout) -> Layout:
         """The layout of rows that are scattered into a variable: a device receives all of its own rows, or a piece of

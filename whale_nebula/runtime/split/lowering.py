@@ -114,6 +114,7 @@ class StageLowering:
             return lambda op, inputs, layouts: _COLLECTIVE_OPS[op.type](self, op, inputs, layouts)
         own = {
             "ReadVariableOp": self.read,
+            "ResourceGather": self.gather_columns,
             "Shape": self.shape,
             "ShapeN": self.shape,
             "Size": self.size,
@@ -158,6 +159,15 @@ class StageLowering:
         if self.group.holds_pieces:
             return [tensors]
         return [reshard(self.group, tensors, WHOLE_LAYOUT, self.layouts.layout(Value(op.index)))]
+
+    def gather_columns(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
+        """Rows of a variable: if it is split along another axis, each device's piece of them."""
+        if self.group.holds_pieces or layouts[0].kind != SPLIT:
+            return self.copy(op, inputs, layouts)
+        shared, tables = self.operations[op.index].get_attr("batch_dims"), _read_tables(self, op, inputs[0], layouts[0])
+        found = [tf.gather(*each, axis=shared, batch_dims=shared) for each in zip(tables, inputs[1], strict=True)]
+        self.created_ops[op.index] = [tensor.op for tensor in found]
+        return [found]
 
     def assign(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
         """Assign to a variable: this process's piece, if it holds pieces, otherwise the whole value."""
