@@ -53,6 +53,29 @@ REDUCED = {
 STAGES = (
     "tf.tanh({h} * v{c})", "tf.tanh({h} + v{c}) * s{c}", "{h} * v{c} * s{c}", "tf.sin({h} * s{c}) + {h} * v{c}",
 )  # fmt: skip
+WIDE = (
+    "tf.nn.softmax({h})", "tf.nn.log_softmax({h}) / 9.", "{h} - tf.reduce_mean({h}, 1, keepdims=True)",
+    "tf.nn.relu({h})", "tf.math.l2_normalize({h} + .1, 1)", "tf.reverse({h}, [1])",
+    "tf.concat([{h}[:, 8:], {h}[:, :8]], 1)", "tf.cumsum({h}, 1) / 9.",
+    "tf.reshape(tf.transpose(tf.reshape({h}, [-1, 4, 4]), [0, 2, 1]), [-1, 16])",
+    "tf.roll({h}, 3, 1)", "tf.math.top_k({h}, 16).values", "tf.gather({h}, [3, 1, 15, 7] * 4, axis=1)",
+    "tf.where({h} > 0., {h}, .1 * {h})", "{h} * tf.one_hot(tf.argmax({h}, 1), 16)", "tf.sort({h}, 1)",
+    "tf.pad({h}[:, 2:], [[0, 0], [1, 1]])", "tf.tile({h}[:, 3:7], [1, 4])", "tf.repeat({h}[:, ::2], 2, 1)",
+    "tf.concat(tf.split({h}, 4, 1)[::-1], 1)", "tf.stack(tf.unstack({h}, axis=1)[::-1], 1)",
+    "tf.einsum('bj,ji->bi', tf.einsum('bi,ji->bj', {h}, {w}), {w})", "{h} + tf.gather({w}, {i} % 4)",
+    "tf.reduce_max({h}, 1, keepdims=True) - {h}", "{h} * tf.nn.moments({h}, [1], keepdims=True)[1]",
+    "tf.minimum({h}, tf.reduce_mean({w}, 0))", "tf.nn.bias_add({h}, {w}[1])", "tf.squeeze({h}[:, None, :], 1)",
+    "tf.where(tf.range(16) % 3 == 0, {h}, 0.)", "tf.math.cumprod(tf.tanh({h}), 1)", "tf.clip_by_value({h}, -.3, .4)",
+    "tf.concat([{h}[:, :5], tf.broadcast_to(x[:, :1], tf.shape({h}[:, 5:]))], 1)", "tf.map_fn(tf.tanh, {h})",
+    "{h} * tf.cast(tf.math.in_top_k({i} % 16, {h}, 5), tf.float32)[:, None]",
+    "{h} + tf.nn.sparse_softmax_cross_entropy_with_logits({i} % 16, {h})[:, None]",
+    "{h} + tf.reduce_logsumexp({h}, 1, keepdims=True) / 9.", "tf.matmul({h}, tf.matmul({w}, {w}, transpose_a=True))",
+    "tf.nn.softmax_cross_entropy_with_logits(tf.nn.softmax({h}[:, ::-1]), {h})[:, None] * {h}",
+    "{h} * tf.norm({w}, axis=0)", "{h} + tf.linalg.diag_part(tf.matmul({w}, {w}, transpose_a=True))",
+    "tf.matmul(tf.nn.softmax(tf.matmul({h}, {w}, transpose_b=True)), {w})",
+    "tf.reshape(tf.einsum('bhd,bhe->bde', *[tf.reshape({h}, [-1, 4, 4])] * 2), [-1, 16])",
+)  # fmt: skip
+"""Expressions of rows {h} of 16 numbers, a matrix {w} and an integer {i} for each row."""
 WRITES = ("assign_sub(.05 * {})", "assign_add(.05 * {})", "assign({})")
 """Writes of an expression into a variable. In expressions {s} is a scalar, {v} a vector, {w} a matrix of [4, 16], and
 {S}, {V} and {W} are such variables.
@@ -178,6 +201,9 @@ class StepWriter:
                 self.add(f"n{place % 2}.assign(.9 * n{place % 2} + .1 * tf.reduce_mean({state}, 0))", 2)
             if self.wide and place < len(self.clusters) - 1:
                 self.add(f"{state} = tf.matmul({state}, w{cluster})", 2)
+                for template in self.draw.choices(WIDE, k=self.draw.choice([0, 1, 2, 4])):
+                    number = "tf.cast(tf.abs(x[:, 0] * 4.), tf.int32)"
+                    self.add(f"{state} = {template.format(h=state, w=f'w{cluster}', i=number)}", 2)
         self.add(f"loss{number} = tf.reduce_mean({state} ** 2)", 2)
         self.known["s"].append(f"loss{number}")
         if trained:
