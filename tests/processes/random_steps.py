@@ -202,8 +202,8 @@ class StepWriter:
             if self.wide and place < len(self.clusters) - 1:
                 self.add(f"{state} = tf.matmul({state}, w{cluster})", 2)
                 for template in self.draw.choices(WIDE, k=self.draw.choice([0, 1, 2, 4])):
-                    number = "tf.cast(tf.abs(x[:, 0] * 4.), tf.int32)"
-                    self.add(f"{state} = {template.format(h=state, w=f'w{cluster}', i=number)}", 2)
+                    row = "tf.cast(tf.abs(x[:, 0] * 4.), tf.int32)"
+                    self.add(f"{state} = {template.format(h=state, w=f'w{cluster}', i=row)}", 2)
         self.add(f"loss{number} = tf.reduce_mean({state} ** 2)", 2)
         self.known["s"].append(f"loss{number}")
         if trained:
