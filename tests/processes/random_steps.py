@@ -73,7 +73,7 @@ WIDE = (
     "tf.nn.softmax_cross_entropy_with_logits(tf.nn.softmax({h}[:, ::-1]), {h})[:, None] * {h}",
     "{h} * tf.norm({w}, axis=0)", "{h} + tf.linalg.diag_part(tf.matmul({w}, {w}, transpose_a=True))",
     "tf.matmul(tf.nn.softmax(tf.matmul({h}, {w}, transpose_b=True)), {w})",
-    "tf.reshape(tf.einsum('bhd,bhe->bde', *[tf.reshape({h}, [-1, 4, 4])] * 2), [-1, 16])",
+    "tf.reshape(tf.einsum('bhd,bhe->bde', *[tf.reshape(tf.tanh({h}), [-1, 4, 4])] * 2), [-1, 16])",
 )  # fmt: skip
 """Expressions of rows {h} of 16 numbers, a matrix {w} and an integer {i} for each row."""
 WRITES = ("assign_sub(.05 * {})", "assign_add(.05 * {})", "assign({})")
