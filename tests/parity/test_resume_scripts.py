@@ -48,7 +48,7 @@ def fit(
 ) -> dict[str, list[float]]:
     counter = keras.callbacks.LambdaCallback(on_train_batch_end=count)
     found = model.fit(X[begin:], Y[begin:], batch_size=rows, epochs=epochs, verbose=0, callbacks=[counter])
-    return dict(found.history)
+    return {**found.history, "epoch": found.epoch}
 
 
 def train_in_sequence(cut: bool, count: CountBatch) -> Any:

@@ -67,6 +67,7 @@ BACKUP = keras.callbacks.BackupAndRestore
 CHECKPOINT = keras.callbacks.ModelCheckpoint
 LOGGERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
 AVERAGES = keras.callbacks.SwapEMAWeights
+_RESETTING = ("evaluate", "train_on_batch", "test_on_batch")
 _HOOKS = tuple(name for name in dir(keras.callbacks.Callback) if name.startswith("on_"))
 
 
@@ -84,6 +85,17 @@ def _find_loops(*names: str) -> Iterator[dict[str, Any]]:
         found = frame.f_locals if frame.f_code.co_name in names else {}
         if isinstance(found.get("callbacks"), keras.callbacks.CallbackList):
             yield found
+
+
+def list_reset_variables() -> list[Any]:
+    """The variables of metrics that a running method of Keras has reset before its first batch; none in a `fit`, which
+    may continue an epoch.
+    """
+    for frame in iterate_python_frames():
+        name, model = frame.f_code.co_name, frame.f_locals.get("self")
+        if name in ("fit", *_RESETTING) and isinstance(model, keras.Model):
+            return [each.value for metric in model.metrics for each in metric.variables] if name != "fit" else []
+    return []
 
 
 class Fit(NamedTuple):

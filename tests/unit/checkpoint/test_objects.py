@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
-from whale_nebula.runtime.checkpoint.objects import copy_state, decode_value, encode_value, read_object, write_object
+from whale_nebula.runtime.checkpoint.objects import (
+    check_object,
+    copy_state,
+    decode_value,
+    encode_value,
+    read_object,
+    write_object,
+)
 
 
 class Counts(tf.Module):
@@ -38,6 +48,14 @@ def test_variables_of_a_module_are_restored() -> None:
     saved, fresh = Counts([1.0, 2.0]), Counts([0.0, 0.0])
     write_object(fresh, copy_by_document(read_object(saved)))
     assert fresh.counts.numpy().tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("make", [tf.random.Generator.from_seed, keras.random.SeedGenerator])
+def test_generators_of_random_numbers_are_restored(make: Callable[[int], Any]) -> None:
+    saved, fresh = make(1), make(2)
+    check_object("noise", fresh)
+    write_object(fresh, copy_by_document(read_object(saved)))
+    assert np.array_equal(fresh.state, saved.state)
 
 
 def test_keys_may_be_numbers_of_numpy() -> None:

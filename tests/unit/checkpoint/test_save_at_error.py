@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.checkpoint.folder import Folder
-from whale_nebula.errors import StageFailedError
+from whale_nebula.errors import NebulaWarning, StageFailedError
 from whale_nebula.runtime.run import current_run
 
 BATCH, EPOCHS = 4, 2
@@ -345,6 +345,47 @@ def test_inconsistent_state_is_not_saved(
     breaks.scale = min(scale, 1.0)
     assert isinstance(run_script(partial(train_in_loop, **options), tmp_path, breaks), Exception)
     assert list_steps(tmp_path) == [] and list_messages(caplog)[0].endswith(why)
+
+
+def train_with_schedule(registers: bool, steps: int, losses: dict[int, float]) -> Callable[[Any], list[np.ndarray]]:
+    """A loop that sets the learning rate before each step but the first."""
+
+    def script(breaks: Interruption) -> list[np.ndarray]:
+        model = build_model()
+        if registers:
+            nb.state(rate=model.optimizer.learning_rate)
+        for number in range(nb.resumed().step if nb.resumed() else 0, steps):
+            if number:
+                model.optimizer.learning_rate.assign(0.1 / number)
+            losses[number] = float(model.train_on_batch(X[number:], Y[number:]))
+        breaks.at("loop ends")
+        return []
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("registers", "act", "resumed"),
+    [
+        (False, raise_error, 0),
+        (True, None, 4),
+        pytest.param(False, None, 4, marks=pytest.mark.grid),
+    ],
+)
+def test_values_written_before_a_step_are_not_lost_unnoticed(
+    registers: bool, act: Callable[[], None] | None, resumed: int, tmp_path: Path
+) -> None:
+    """A script that ends is saved after its last step: only its next start writes the next learning rate."""
+    expected: dict[int, float] = {}
+    found: dict[int, float] = {}
+    before: dict[int, float] = {}
+    is_exact = registers or act is not None
+    run_script(train_with_schedule(registers, 7, expected), tmp_path / "undisturbed")
+    run_script(train_with_schedule(registers, 4, before), tmp_path / "run", Interruption("loop ends", 1, act))
+    with nullcontext() if is_exact else pytest.warns(NebulaWarning, match="has the value of step 4 in step 5"):
+        run_script(train_with_schedule(registers, 7, found), tmp_path / "run")
+    assert min(found) == resumed and found[resumed] == expected[resumed]
+    assert (found.items() <= expected.items()) is is_exact
 
 
 def test_failed_step_without_changes_saves_the_state_before_it(tmp_path: Path) -> None:

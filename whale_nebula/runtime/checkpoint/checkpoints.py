@@ -34,7 +34,7 @@ from whale_nebula.passes.effects import STATEFUL_DRAWS
 from whale_nebula.report.records import Goodput, TimeAccount
 from whale_nebula.runtime.checkpoint.cluster_copies import capture_rounds, list_copies, must_synchronize
 from whale_nebula.runtime.checkpoint.copies import hand_over_parts
-from whale_nebula.runtime.checkpoint.extra_state import ExtraState
+from whale_nebula.runtime.checkpoint.extra_state import WRITTEN, ExtraState
 from whale_nebula.runtime.checkpoint.fit_position import BEFORE_STEP, copy_callback_states
 from whale_nebula.runtime.checkpoint.group import Group, begin_manifest, choose_source, describe_plan
 from whale_nebula.runtime.checkpoint.known_variables import KnownVariables, warn_of_unused
@@ -124,7 +124,7 @@ class Checkpoints:
     _logs: Callable[[], Mapping[str, float]] = dict
 
     def __post_init__(self) -> None:
-        self.known_variables = KnownVariables(self.group)
+        self.known_variables = KnownVariables(self.group, restored_elsewhere=self.extra_state.restored_variables)
 
     # ------------------------------------------------------------------ the beginning
     def open(self) -> None:
@@ -156,7 +156,7 @@ class Checkpoints:
         self._batch = part.batch if part is not None and same else ""
         self.time_account.resume(Goodput(**self.source.manifest.spent), self.source.manifest.at)
         self.extra_state.source = self.source
-        self.known_variables.open(self.source)
+        self.known_variables.open(self.source, self.extra_state.written_between_steps)
         self.extra_state.restore_codecs()
         _LOG.info("%s: resumes from %s", self.group.worker, self.source.path)
 
@@ -275,6 +275,7 @@ class Checkpoints:
         self.extra_state.restore_late()
         if self.resume_at is not None:
             self.resume_at(BEFORE_STEP)
+        self.script_state.find_written(self.known_variables, engine.name)
         self.script_state.complete()
         self.script_state.epoch_snapshot, self.script_state.has_ended_epoch = None, False
         if exit_agreement.is_agreed or self._interrupted:
@@ -362,7 +363,8 @@ class Checkpoints:
         position = self.position
         batch = position.batch + batches if self._is_in_fit else 0
         self.position, self._logs = replace(position, step=position.step + 1, batch=batch), logs
-        self.script_state.count_step()
+        watch = not (self._is_in_fit or self._local_sgd_runners or self.script_state.written)
+        self.script_state.count_step(self.known_variables.read_settings(engine.name) if watch else {})
         if self.run.alone:
             self.receive_sheets({self.group.worker: self.sheet()})
 
@@ -473,7 +475,7 @@ class Checkpoints:
         if self._local_sgd_runners:
             entries = list(list_copies(self.run.rounds, self.group, entries, alive))
             late = capture_rounds(self.run.rounds, self.known_variables.naming.by_id)
-        memory = self.extra_state.encode(entries, ended)
+        memory = self.extra_state.encode(entries, ended) | {WRITTEN: self.script_state.written if ended else ""}
         logs = {name: float(value) for name, value in self._logs().items()}
         self.position = replace(self.position, logs=logs, titles=self.known_variables.titles.describe())
         manifest = begin_manifest(self.run, self.position, self.known_variables.naming.aliases)

@@ -25,6 +25,7 @@ from whale_nebula.runtime.checkpoint.objects import (
     encode_value,
     holds_variables,
     is_spread,
+    list_variables,
     read_object,
     write_object,
 )
@@ -33,7 +34,10 @@ from whale_nebula.runtime.exchange.state import ChannelState
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 _STRUCTURES: Mapping[str, type] = {kind.__name__: kind for kind in (Shared, Held)}
-PLACE = "place"
+PLACE, WRITTEN = "place", "written"
+"""The keys of the place in a `fit` where the state was taken, and of the name of a variable that the loop writes
+between its steps, of which the next write may be missing.
+"""
 _PLAIN = ("steps", "rung", "version", "codec", "error")
 
 
@@ -90,7 +94,8 @@ class ExtraState:
     Objects are saved as they were when the last step returned, because a resumed loop repeats its draws for the next
     step. Variables among them are saved a second time (`late`) before the next step: values that a loop wrote to them
     in between are restored at that point. `has_begun`: that step has been reached. `held_callbacks` are states of some
-    callbacks, by their places, which are saved instead of the present ones.
+    callbacks, by their places, which are saved instead of the present ones. `restored_variables` are the variables of
+    objects that were restored when a custom loop resumed, by `id`: what the loop writes to them from there on stays.
     """
 
     worker: str
@@ -101,6 +106,7 @@ class ExtraState:
     source: Source | None = None
     has_begun: bool = False
     held_callbacks: Mapping[int, Any] = field(default_factory=dict)
+    restored_variables: dict[int, Any] = field(default_factory=dict)
     _read: dict[str, Any] = field(default_factory=dict)
 
     def read_objects(self, *, spread: bool) -> None:
@@ -165,12 +171,12 @@ class ExtraState:
         self.histories = self.histories or decode_value(self._find_saved("histories"), self._get) or {}
         return max(map(len, self.histories.get(fit, {}).values()), default=0)
 
-    def restore_history(self, fit: int, callbacks: Sequence[Any]) -> None:
-        """Restore the history of this `fit` if it was finished, and therefore is not trained again."""
-        self.histories = self.histories or decode_value(self._find_saved("histories"), self._get) or {}
+    def restore_history(self, fit: int, callbacks: Sequence[Any], first_epoch: int) -> None:
+        """Restore the history of this `fit`, which began with this epoch, if it was finished, and trains nothing."""
+        count = self.count_epochs(fit)
         for each in callbacks:
             if isinstance(each, keras.callbacks.History) and fit in self.histories:
-                each.history = self.histories[fit]
+                each.history, each.epoch = self.histories[fit], list(range(first_epoch, first_epoch + count))
 
     def add_object(self, name: str, value: Any) -> None:
         """Register an object of `nb.state` for saving, and restore its state if the run resumes."""
@@ -182,6 +188,13 @@ class ExtraState:
         saved: Mapping[str, Any] = self._find_saved("objects") or {}
         if name in saved:
             write_object(value, decode_value(saved[name], self._get))
+            if self.source is not None and not self.source.manifest.position.fit:
+                self.restored_variables |= {id(each): each for each in list_variables(value)}
+
+    @property
+    def written_between_steps(self) -> str:
+        """The name of a variable that the saved loop wrote between its steps, if the next write is missing."""
+        return self._find_saved(WRITTEN) or ""
 
     def restore_late(self) -> None:
         """Before the first step: restore what the saved run wrote to variables of `objects` after its last step."""

@@ -82,7 +82,8 @@ class FitWatch(keras.callbacks.Callback):
             if not self._resumed.ended:
                 self._checkpoints.known_variables.begin_replay()
                 self._checkpoints.resume_at = self.resume_at
-        self._checkpoints.extra_state.restore_history(self._number, self._fit.callbacks)
+        first_epoch = self._fit.initial_epoch
+        self._checkpoints.extra_state.restore_history(self._number, self._fit.callbacks, first_epoch)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Record the start of an epoch."""

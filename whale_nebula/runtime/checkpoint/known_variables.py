@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
 
 from whale_nebula.checkpoint.manifest import STATES
@@ -18,6 +19,7 @@ from whale_nebula.runtime.checkpoint.group import Group
 from whale_nebula.runtime.checkpoint.slices import Source
 from whale_nebula.runtime.checkpoint.variable_names import ProgramTitles, VariableNames
 from whale_nebula.site import script_site, warn_once
+from whale_nebula.tf import keras_training
 
 if TYPE_CHECKING:
     from whale_nebula.runtime.checkpoint.checkpoints import Checkpoints
@@ -50,20 +52,33 @@ def _refuse_missing(path: str, program: str, source: Source, is_fit_over: bool) 
     )
 
 
+def _is_small(variable: Any) -> bool:
+    return bool((variable.shape.num_elements() or _SMALL) < _SMALL)
+
+
+def _is_setting(variable: Any) -> bool:
+    return bool(variable.shape.rank == 0 and variable.dtype.is_floating and not variable.trainable)
+
+
 @dataclass
 class KnownVariables:
-    """The registered variables of a process, and their restoration from the checkpoint that it resumes from (`source`).
+    """The registered variables of a process, and their values from the checkpoint that it resumes from (`source`).
 
-    `is_fit_over`: the `fit` that is about to begin was complete when the checkpoint was saved. `restore_requests`
-    counts the requests to restore all values again. By name, `_restored` are the variables that need not be restored
-    (again), `_copied` those of them whose copies for clusters are restored as well, and `_apart` those of programs
-    with local SGD. `_replayed` has restored variables with their values since `begin_replay`.
+    `restored_elsewhere` are variables, by `id`, that are not restored here, and `written` is the name of a variable of
+    which the saved loop had not written the next value. `is_fit_over`: the `fit` that is about to begin was complete
+    when the checkpoint was saved. `restore_requests` counts the requests to restore all values again. By name,
+    `_restored` are the variables that need not be restored (again), `_copied` those of them whose copies for clusters
+    are restored as well, and `_apart` those of programs with local SGD. `_replayed` has restored variables with their
+    values since `begin_replay`. `_settings` has by program the names that `read_settings` reads, and the number of
+    variables that were known when these were found.
     """
 
     group: Group
     source: Source | None = None
+    restored_elsewhere: Mapping[int, Any] = field(default_factory=dict)
     naming: VariableNames = field(default_factory=VariableNames)
     titles: ProgramTitles = field(init=False)
+    written: str = ""
     is_fit_over: bool = False
     restore_requests: int = 0
     _has_kept: bool = False
@@ -71,13 +86,14 @@ class KnownVariables:
     _copied: set[str] = field(default_factory=set)
     _apart: set[str] = field(default_factory=set)
     _replayed: dict[str, tuple[Any, Any]] | None = None
+    _settings: dict[str, tuple[int, list[str]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.titles = ProgramTitles(self.naming)
 
-    def open(self, source: Source) -> None:
-        """Restore from this checkpoint from now on."""
-        self.source = source
+    def open(self, source: Source, written: str) -> None:
+        """Restore from this checkpoint from now on; see `written`."""
+        self.source, self.written = source, written
         self.naming.saved_aliases, self.titles.saved = source.manifest.aliases, source.manifest.position.titles
 
     def add(self, program: str, variables: Mapping[str, Any]) -> dict[str, str]:
@@ -101,9 +117,30 @@ class KnownVariables:
 
     def read_small(self) -> dict[str, Any]:
         """The values by name of all small variables that this worker completely holds, such as learning rates."""
-        small = {n: v for n, v in self.naming.find_alive().items() if (v.shape.num_elements() or _SMALL) < _SMALL}
+        small = {name: each for name, each in self.naming.find_alive().items() if _is_small(each)}
         own = self.group.read_own(small)
         return {name: value for name, (variable, value) in own.items() if variable is small[name]}
+
+    def read_settings(self, program: str) -> dict[str, tuple[Any, bytes]]:
+        """By name, a program's single numbers that are not trained, such as learning rates and those of metrics: the
+        variable and the bytes of its value.
+        """
+        known, (count, names) = len(self.naming.by_id), self._settings.get(program, (0, []))
+        if count != known:
+            alive, own = self.naming.find_alive(), self.naming.number_names(program)
+            names = [name for name, each in alive.items() if name in own and _is_setting(each)]
+            self._settings[program] = known, names
+        found = {name: each for name in names if (each := self.naming.find(name)) is not None}
+        return {n: (each, np.asarray(value).tobytes()) for n, (each, value) in self.group.read_own(found).items()}
+
+    def find_written(self, program: str, before: Mapping[str, tuple[Any, bytes]]) -> str:
+        """The name of a number that the script has written since `read_settings` returned `before`; "" if there is
+        none. Metrics that Keras resets do not count.
+        """
+        present = self.read_settings(program) if before else {}
+        changed = {name: each for name, (each, value) in before.items() if present.get(name, (None, value))[1] != value}
+        reset = {id(each) for each in keras_training.list_reset_variables()} if changed else ()
+        return next((name for name, each in changed.items() if id(each) not in reset), "")
 
     def restore(
         self, program: str, variables: Mapping[str, Any], needed: Collection[str] = (), *, counted: bool = True
@@ -152,12 +189,17 @@ class KnownVariables:
         self._restored.update(names)
         if self.source is None:
             return
+        reset = {id(each) for each in keras_training.list_reset_variables()}  # before the step, like all that is saved
+        kept = reset | self.restored_elsewhere.keys()
+        names = {name: path for name, path in names.items() if id(variables[path]) not in kept}
         named = {name: variables[path] for name, path in names.items()}
         missing = restore(self.source, named)
         for name in named:
             self.source.kept.pop(name, None)
         if self._replayed is not None:
             self._replayed |= self.group.read_own(named)
+        if self.written in named and counted:
+            self._warn_of_written(self.source)
         paths = (names[name] for name in missing if names[name] in needed)
         lost = next((path for path in paths if self._was_saved(program, path)), None)
         if lost is not None:
@@ -178,6 +220,18 @@ class KnownVariables:
                 mend="use the same ones as before, to resume exactly where the run stopped",
                 key=(program, self.source.path),
             )
+
+    def _warn_of_written(self, source: Source) -> None:
+        step = source.manifest.position.step
+        warn_once(
+            script_site(),
+            f"{self.written!r} has the value of step {step} in step {step + 1}",
+            where=source.path,
+            why="the loop writes it between its steps, and the run was saved at its end: what a resumed script writes "
+            "before its first step is replaced",
+            mend="register it before the loop: nb.state(rate=optimizer.learning_rate)",
+            key=self.written,
+        )
 
     def was_reached(self, program: str, needed: Collection[str]) -> bool:
         """Whether the saved run had reached the model of these variables, if models are created again."""

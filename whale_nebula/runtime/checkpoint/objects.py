@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -138,11 +139,11 @@ def list_variables(value: Any) -> list[Any]:
 
 
 def _variables_of(value: Any) -> list[Any]:
-    if isinstance(value, tf.Variable):
-        return [value]
     found = getattr(value, "variables", None)
-    if not isinstance(found, list | tuple):
-        return []
+    if isinstance(value, tf.Variable | keras.Variable):
+        found = [value]
+    elif not isinstance(found, list | tuple):  # a generator of random numbers has one, its state
+        found = [each for each in [getattr(value, "state", None)] if isinstance(each, tf.Variable | keras.Variable)]
     return [each if isinstance(each, tf.Variable) else getattr(each, "value", each) for each in found]
 
 

@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -35,6 +35,7 @@ from whale_nebula.runtime.checkpoint.writer import Snapshot, commit_parts
 if TYPE_CHECKING:
     from whale_nebula.runtime.checkpoint.checkpoints import Checkpoints
     from whale_nebula.runtime.checkpoint.group import Group
+    from whale_nebula.runtime.checkpoint.known_variables import KnownVariables
     from whale_nebula.runtime.checkpoint.level import Level
     from whale_nebula.runtime.step.clock import Runner
 
@@ -59,6 +60,8 @@ class ScriptState:
     none. `is_complete`: all code between the last step and the next one has run. `batch_state` is the state before the
     callbacks that are being called. `epoch_snapshot` is the state after the last batch of an epoch, until the next step
     begins: validation and callbacks may change variables in between. `has_ended_epoch`: they may have begun to.
+    `settings` are values after the last step of a loop (`KnownVariables.read_settings`), and `written` is the name of
+    one that the loop has changed before its next step.
     """
 
     steps: int = 0
@@ -69,10 +72,16 @@ class ScriptState:
     batch_state: BatchState | None = None
     epoch_snapshot: Snapshot | None = None
     has_ended_epoch: bool = False
+    settings: Mapping[str, tuple[Any, bytes]] = field(default_factory=dict)
+    written: str = ""
 
-    def count_step(self) -> None:
-        """Count a completed step, which other code follows."""
-        self.steps, self.is_complete = self.steps + 1, False
+    def count_step(self, settings: Mapping[str, tuple[Any, bytes]]) -> None:
+        """Count a completed step, which other code follows. In a loop, `settings` are the values after it."""
+        self.steps, self.is_complete, self.settings = self.steps + 1, False, settings
+
+    def find_written(self, variables: KnownVariables, program: str) -> None:
+        """Before the next step of a program: find out whether the loop writes variables between steps."""
+        self.written = self.written or variables.find_written(program, self.settings)
 
     def complete(self) -> None:
         """Record that all code between the last step and the next one has run."""
@@ -218,6 +227,8 @@ def _find_doubt(checkpoints: Checkpoints) -> str:
         return "callbacks at the end of an epoch may have changed variables"
     late = sorted(name for name, value in extra_state.objects.items() if holds_variables(value))
     fits = position.fit > 0 and not position.ended
+    if script_state.written and not fits:
+        return f"the loop writes {script_state.written!r} between its steps, and may not have done so for the next one"
     if checkpoints.leading.has_others or (script_state.steps < 2 and not fits):
         return "each step may be followed by other steps, and not all of them were completed"
     return f"{late[0]!r} of nb.state may be written after a step, which has not happened yet" if late else ""

@@ -43,6 +43,11 @@ class VariableNames:
         found = {name: known() for name, known in self._alive.items()}
         return {name: variable for name, variable in found.items() if variable is not None}
 
+    def find(self, name: str) -> Any:
+        """The variable with this name, or None if it does not exist."""
+        known = self._alive.get(name)
+        return None if known is None else known()
+
     def add(self, program: str, variables: Mapping[str, Any], free: Collection[str] = ()) -> dict[str, str]:
         """Register the variables of a program, by path; returns their paths by name. The names in `free` may be given
         to different variables.
