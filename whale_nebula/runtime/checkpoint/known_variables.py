@@ -198,7 +198,7 @@ class KnownVariables:
             self.source.kept.pop(name, None)
         if self._replayed is not None:
             self._replayed |= self.group.read_own(named)
-        if self.written in named and counted:
+        if self.written in named and counted and not keras_training.is_fitting():
             self._warn_of_written(self.source)
         paths = (names[name] for name in missing if names[name] in needed)
         lost = next((path for path in paths if self._was_saved(program, path)), None)

@@ -152,7 +152,7 @@ class Level:
         """Before a run resumes from a step, or from none: rename unread checkpoints; in memory, remove them."""
         for name in self.folder.clean(step):
             if self.durable:
-                _LOG.warning("the unread checkpoint %s is renamed to %s", self.folder.path, name)
+                _LOG.warning("an unread checkpoint in %s is renamed to %s", self.folder.path, name)
             else:
                 files.remove(files.join(self.folder.path, name))
 
