@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.checkpoint.manifest import Manifest, Position
+from whale_nebula.errors import NebulaWarning
 from whale_nebula.runtime.checkpoint.copies import Copies
-from whale_nebula.runtime.checkpoint.level import Level, Pace
+from whale_nebula.runtime.checkpoint.level import Level, Pace, _explain
 from whale_nebula.runtime.checkpoint.slices import make_whole_entry
 from whale_nebula.runtime.checkpoint.writer import Snapshot
 
@@ -52,3 +55,23 @@ def test_unread_checkpoint_is_renamed_on_disk_and_removed_from_memory(durable: b
     level.close()
     renamed = [f"skipped-{names[-1]}.0"] if durable else []
     assert {path.name for path in tmp_path.iterdir()} == {*names[:-1], *renamed}
+
+
+def test_folder_that_vanishes_does_not_end_training(tmp_path: Path) -> None:
+    """The failed save cannot remove its part either; when the folder is back, the next one succeeds."""
+    group = Mock(worker="npu/0", members=("npu/0",), is_single_worker=True)
+    folder = tmp_path / "run"
+    level = Level(Folder(str(folder)), group, Pace(), keep=1)
+    folder.touch()  # a file in its place
+    for step, fails in ((3, True), (5, False)):
+        with pytest.warns(NebulaWarning, match="step 3 could not be saved") if fails else nullcontext():
+            level.write(Snapshot(Manifest(Position(step=step)), "npu/0", [make_whole_entry("weight", np.ones(4))], {}))
+            level.drain()
+        folder.unlink() if fails else None
+    level.close()
+    assert [each.step for each in level.folder.scan() if not each.check()] == [5]
+
+
+def test_message_of_a_full_disk_names_no_node_of_tensorflow() -> None:
+    error = tf.errors.ResourceExhaustedError(None, None, "{{function_node a_b}} runs/a; No space left [Op:SaveV2]")
+    assert _explain(error) == "runs/a; No space left"

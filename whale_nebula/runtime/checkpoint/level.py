@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -32,6 +33,7 @@ from whale_nebula.runtime.checkpoint.group import Group
 from whale_nebula.runtime.checkpoint.writer import Snapshot, Writer, commit_parts, count_bytes, write_part
 from whale_nebula.runtime.session.absences import Absences
 from whale_nebula.site import Site, warn_at
+from whale_nebula.tf import tf
 from whale_nebula.transport import Link
 from whale_nebula.wire.message import build_message
 
@@ -275,7 +277,8 @@ class Level:
 
     def _give_up(self, step: int, why: str) -> None:
         """Warn of a failed saving, and free what was written; training continues, and earlier checkpoints are kept."""
-        self.folder.discard(step, self.group.members if self.group.commits else [self.group.worker])
+        with contextlib.suppress(OSError, tf.errors.OpError):  # the folder may not be writable
+            self.folder.discard(step, self.group.members if self.group.commits else [self.group.worker])
         self.usable = self.durable
         if not self.durable:
             _LOG.info("%s: checkpoints are no longer saved in memory: %s", self.group.worker, why)
@@ -311,12 +314,16 @@ def _digest_of(part: Future[Part]) -> str:
         return f"!{_explain(error)}"
 
 
+_NODE_NAME = re.compile(r"^\{\{function_node \S+\}\} | \[Op:\w+\]$")
+"""What TensorFlow adds to a message of the file system."""
+
+
 def _explain(error: BaseException) -> str:
     if isinstance(error, OSError):
         return error.strerror or str(error)
     if isinstance(error, CheckpointError | AccountError):
         return error.what
-    return str(getattr(error, "message", "") or error).partition("\n")[0]
+    return _NODE_NAME.sub("", str(getattr(error, "message", "") or error).partition("\n")[0])
 
 
 _SAVING = "SAVING"
