@@ -275,7 +275,8 @@ class Checkpoints:
         self.extra_state.restore_late()
         if self.resume_at is not None:
             self.resume_at(BEFORE_STEP)
-        self.script_state.find_written(self.known_variables, engine.name)
+        if not self.leading.has_others:  # these may have written them
+            self.script_state.find_written(self.known_variables, engine.name)
         self.script_state.complete()
         self.script_state.epoch_snapshot, self.script_state.has_ended_epoch = None, False
         if exit_agreement.is_agreed or self._interrupted:

@@ -227,10 +227,10 @@ def _find_doubt(checkpoints: Checkpoints) -> str:
         return "callbacks at the end of an epoch may have changed variables"
     late = sorted(name for name, value in extra_state.objects.items() if holds_variables(value))
     fits = position.fit > 0 and not position.ended
-    if script_state.written and not fits:
-        return f"the loop writes {script_state.written!r} between its steps, and may not have done so for the next one"
     if checkpoints.leading.has_others or (script_state.steps < 2 and not fits):
         return "each step may be followed by other steps, and not all of them were completed"
+    if script_state.written and not fits:
+        return f"the loop writes {script_state.written!r} between its steps, and may not have done so for the next one"
     return f"{late[0]!r} of nb.state may be written after a step, which has not happened yet" if late else ""
 
 
