@@ -144,3 +144,25 @@ def test_keeps_losses_detects_layers_that_add_losses() -> None:
     assert not threads.keeps_losses([layer])
     layer(tf.ones((2, 2)))
     assert threads.keeps_losses([layer])
+
+
+@pytest.mark.parametrize(
+    ("run", "is_reset"),
+    [("fit", False), ("train_on_batch", True), ("test_on_batch", True), ("evaluate", True)],
+)
+def test_list_reset_variables_within_the_methods_that_reset_metrics(run: str, is_reset: bool) -> None:
+    """Their counts are zero then; `fit` may continue an epoch."""
+    found: list[list[Any]] = []
+
+    class Watched(Lazy):
+        def call(self, x: Any) -> Any:
+            found.append(keras_training.list_reset_variables())
+            return super().call(x)
+
+    model = Watched()
+    model.compile("sgd", "mse", metrics=["mae"], run_eagerly=True)
+    model.train_on_batch(X, Y)  # creates the variables
+    getattr(model, run)(X, Y, **({} if run.endswith("batch") else {"verbose": 0}))
+    own = [variable.value for metric in model.metrics for variable in metric.variables]
+    assert own and [id(each) for each in found[-1]] == [id(each) for each in own if is_reset]
+    assert keras_training.list_reset_variables() == []

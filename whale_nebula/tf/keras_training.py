@@ -94,7 +94,8 @@ def list_reset_variables() -> list[Any]:
     for frame in iterate_python_frames():
         name, model = frame.f_code.co_name, frame.f_locals.get("self")
         if name in ("fit", *_RESETTING) and isinstance(model, keras.Model):
-            return [each.value for metric in model.metrics for each in metric.variables] if name != "fit" else []
+            reset = model.metrics if name in _RESETTING else []
+            return [each.value for metric in reset for each in metric.variables]
     return []
 
 
