@@ -345,6 +345,33 @@ def test_local_sgd_checkpoint_is_restored_as_one_model(tmp_path: Path) -> None:
     assert len({each.digest() for each in rounds.values()}) == 1
 
 
+def train_in_turns(folder: Path, turns: int, **state: Callable[[Any], Any]) -> dict[int, float]:
+    """Train by local SGD in a loop, with `nb.state` of parts of the model; returns the losses by number."""
+    nb.shutdown()
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(SEED)
+    losses, numbers = {}, np.random.default_rng(0).normal(size=(16, BATCH, 7)).astype("float32")
+    with nb.init(seed=SEED, checkpoint={"folder": str(folder), "every": 99}):
+        model = build_local_sgd(sync_every=3)
+        model.compile(keras.optimizers.SGD(0.02, momentum=0.9), "mse")
+        model.optimizer.build(model.trainable_variables)
+        nb.state(**{name: choose(model) for name, choose in state.items()})
+        for number in range(nb.resumed().step if nb.resumed() else 0, turns):
+            losses[number] = float(model.train_on_batch(numbers[number, :, :6], numbers[number, :, 6:]))
+    return losses
+
+
+@pytest.mark.parametrize(
+    "state",
+    [{"slots": lambda model: model.optimizer}, pytest.param({"model": lambda model: model}, marks=pytest.mark.grid)],
+)
+def test_state_of_a_model_in_local_sgd_leaves_copies_of_clusters(state: Any, tmp_path: Path) -> None:
+    expected = train_in_turns(tmp_path / "undisturbed", 8)
+    train_in_turns(tmp_path / "run", 4, **state)
+    found = train_in_turns(tmp_path / "run", 8, **state)
+    assert min(found) == 4 and found.items() <= expected.items()
+
+
 def test_other_local_sgd_options_start_from_shared_weights(tmp_path: Path) -> None:
     """Fragments in flight are discarded."""
     fit_dense(tmp_path, 2, stop=9, sync_every=4, fragments=2, delay=1)

@@ -20,9 +20,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.errors import NebulaError
+from whale_nebula.errors import CaptureError, NebulaError, NotYetError, PlanError, ScopeError
 
 STEPS, ROWS, WIDTH = 3, 8, 4
+REFUSALS = (CaptureError, NotYetError, PlanError, ScopeError)
+"""The errors of steps that are not run."""
 
 SCALARS = (
     "tf.tanh({s} + {s})", "tf.sin({s} * {s})", "tf.tanh(tf.reduce_sum({v}))", "tf.reduce_max(tf.stack([{s}, {s}]))",

@@ -75,8 +75,8 @@ def read_script(parser: Parser, argv: Sequence[str], options: Options) -> tuple[
             closest(word.partition("=")[0], options, 0.8) if word.startswith("--") and word in words.arguments else None
         )
         if meant is not None:
-            explicit = "options of the script that follow '--' are not checked"
-            print(f"note: {word} is passed to the script: did you mean {meant}? ({explicit})", file=sys.stderr)
+            silent = "write it after '--' if it is the script's"
+            print(f"note: {word} is passed to the script: did you mean {meant}? ({silent})", file=sys.stderr)
     return args, words
 
 

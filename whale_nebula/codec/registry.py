@@ -94,28 +94,26 @@ def _parse_part(piece: str, text: str, known: Sequence[str]) -> Codec:
     if kind is None:
         raise OptionError(f"no codec is called {name!r}", where=repr(text), mend=did_you_mean(name, known))
     values = [_parse_argument(argument) for argument in (arguments or "").split(",") if argument.strip()]
-    parameters = inspect.signature(kind).parameters
-    needed = [parameter for parameter, about in parameters.items() if about.default is about.empty]
-    if not len(needed) <= len(values) <= len(parameters):
-        takes = (
-            f"needs {' and '.join(needed)}"
-            if len(values) < len(needed)
-            else f"has {len(parameters) or 'no'} parameters"
-        )
-        raise OptionError(f"{text!r} is not a codec", why=f"{kind.name} {takes}", mend=_example(kind.name, needed))
     try:
+        inspect.signature(kind).bind(*values)
         return kind(*values)
+    except TypeError as error:
+        raise OptionError(f"{text!r} is not a codec", why=f"{kind.name}: {error}", mend=_example(kind)) from None
     except OptionError as error:
-        if not error.what.startswith(f"{kind.__name__}("):
+        if kind.name not in _USUAL or not error.what.startswith(f"{kind.__name__}("):
             raise
         what = error.what.replace(kind.__name__, kind.name, 1)
-        raise OptionError(what, where=repr(text), why=error.why, mend=_example(kind.name, needed)) from None
+        raise OptionError(what, where=repr(text), why=error.why, mend=_example(kind)) from None
 
 
-def _example(name: str, needed: Sequence[str]) -> str:
+def _example(kind: type[Codec]) -> str:
     """The text form of a codec with usual arguments, or else with the names of those that it needs."""
-    arguments = _USUAL.get(name, ", ".join(needed))
-    return f"{name}({arguments})" if arguments else name
+    parameters = inspect.signature(kind).parameters.values()
+    needed = [
+        each.name for each in parameters if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
+    ]
+    arguments = _USUAL.get(kind.name, ", ".join(needed))
+    return f"{kind.name}({arguments})" if arguments else kind.name
 
 
 def _parse_argument(argument: str) -> object:

@@ -361,7 +361,7 @@ def init(
         if _run is not None:
             raise StateError(
                 f"a run is open already, since {_run.site}" if _run.site else "a run is open already",
-                why="a step, a plan, nb.here() or nb.gathered() opened it, with free links" * _run.implicit or None,
+                why="a step, a plan, nb.here() or nb.gathered() opened it" if _run.implicit else None,
                 where=str(calling_site()),
                 mend="call nb.shutdown() first, or open the run once at the top of the script",
             )

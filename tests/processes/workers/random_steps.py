@@ -5,14 +5,13 @@ import sys
 from pathlib import Path
 
 import whale_nebula as nb
-from tests.processes.random_steps import run_step
+from tests.processes.random_steps import REFUSALS, run_step
 from tests.processes.worker_reports import report_value
 from tests.processes.worker_runs import SEED
-from whale_nebula.errors import CaptureError, NotYetError, PlanError, ScopeError
 
 nb.init(seed=SEED)  # random rounding of codecs has the seed of the run
 for name, text in json.loads(Path(sys.argv[1]).read_text()).items():
     try:
         report_value(name, run_step(text, nb, name))
-    except (CaptureError, NotYetError, PlanError, ScopeError) as refusal:
+    except REFUSALS as refusal:
         report_value(name, refusal.code)

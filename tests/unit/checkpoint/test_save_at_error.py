@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -347,15 +347,17 @@ def test_inconsistent_state_is_not_saved(
     assert list_steps(tmp_path) == [] and list_messages(caplog)[0].endswith(why)
 
 
-def train_with_schedule(registers: bool, steps: int, losses: dict[int, float]) -> Callable[[Any], list[np.ndarray]]:
-    """A loop that sets the learning rate before each step but the first."""
+def train_with_schedule(
+    registers: bool, changes: Collection[int], steps: int, losses: dict[int, float]
+) -> Callable[[Any], list[np.ndarray]]:
+    """A loop that sets the learning rate before the steps of these numbers."""
 
     def script(breaks: Interruption) -> list[np.ndarray]:
         model = build_model()
         if registers:
             nb.state(rate=model.optimizer.learning_rate)
         for number in range(nb.resumed().step if nb.resumed() else 0, steps):
-            if number:
+            if number in changes:
                 model.optimizer.learning_rate.assign(0.1 / number)
             losses[number] = float(model.train_on_batch(X[number:], Y[number:]))
         breaks.at("loop ends")
@@ -365,25 +367,27 @@ def train_with_schedule(registers: bool, steps: int, losses: dict[int, float]) -
 
 
 @pytest.mark.parametrize(
-    ("registers", "act", "resumed"),
+    ("registers", "changes", "act", "resumed"),
     [
-        (False, raise_error, 0),
-        (True, None, 4),
-        pytest.param(False, None, 4, marks=pytest.mark.grid),
+        (False, range(1, 9), raise_error, 0),
+        (False, [1], raise_error, 4),
+        (True, range(1, 9), None, 4),
+        pytest.param(False, range(1, 9), None, 4, marks=pytest.mark.grid),
     ],
 )
 def test_values_written_before_a_step_are_not_lost_unnoticed(
-    registers: bool, act: Callable[[], None] | None, resumed: int, tmp_path: Path
+    registers: bool, changes: Collection[int], act: Callable[[], None] | None, resumed: int, tmp_path: Path
 ) -> None:
     """A script that ends is saved after its last step: only its next start writes the next learning rate."""
     expected: dict[int, float] = {}
     found: dict[int, float] = {}
     before: dict[int, float] = {}
     is_exact = registers or act is not None
-    run_script(train_with_schedule(registers, 7, expected), tmp_path / "undisturbed")
-    run_script(train_with_schedule(registers, 4, before), tmp_path / "run", Interruption("loop ends", 1, act))
+    script = partial(train_with_schedule, registers, changes)
+    run_script(script(7, expected), tmp_path / "undisturbed")
+    run_script(script(4, before), tmp_path / "run", Interruption("loop ends", 1, act))
     with nullcontext() if is_exact else pytest.warns(NebulaWarning, match="has the value of step 4 in step 5"):
-        run_script(train_with_schedule(registers, 7, found), tmp_path / "run")
+        run_script(script(7, found), tmp_path / "run")
     assert min(found) == resumed and found[resumed] == expected[resumed]
     assert (found.items() <= expected.items()) is is_exact
 

@@ -276,7 +276,7 @@ class Checkpoints:
         if self.resume_at is not None:
             self.resume_at(BEFORE_STEP)
         if not self.leading.has_others:  # these may have written them
-            self.script_state.find_written(self.known_variables, engine.name)
+            self.script_state.find_written(self.known_variables)
         self.script_state.complete()
         self.script_state.epoch_snapshot, self.script_state.has_ended_epoch = None, False
         if exit_agreement.is_agreed or self._interrupted:
@@ -364,8 +364,8 @@ class Checkpoints:
         position = self.position
         batch = position.batch + batches if self._is_in_fit else 0
         self.position, self._logs = replace(position, step=position.step + 1, batch=batch), logs
-        watch = not (self._is_in_fit or self._local_sgd_runners or self.script_state.written)
-        self.script_state.count_step(self.known_variables.read_settings(engine.name) if watch else {})
+        is_in_loop = not (self._is_in_fit or self._local_sgd_runners)
+        self.script_state.count_step(self.known_variables, engine.name if is_in_loop else "")
         if self.run.alone:
             self.receive_sheets({self.group.worker: self.sheet()})
 

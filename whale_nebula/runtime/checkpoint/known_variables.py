@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -69,8 +69,8 @@ class KnownVariables:
     when the checkpoint was saved. `restore_requests` counts the requests to restore all values again. By name,
     `_restored` are the variables that need not be restored (again), `_copied` those of them whose copies for clusters
     are restored as well, and `_apart` those of programs with local SGD. `_replayed` has restored variables with their
-    values since `begin_replay`. `_settings` has by program the names that `read_settings` reads, and the number of
-    variables that were known when these were found.
+    values since `begin_replay`. `_settings` has by program the names of `list_settings`, and the number of variables
+    that were known when these were found.
     """
 
     group: Group
@@ -121,23 +121,25 @@ class KnownVariables:
         own = self.group.read_own(small)
         return {name: value for name, (variable, value) in own.items() if variable is small[name]}
 
-    def read_settings(self, program: str) -> dict[str, tuple[Any, bytes]]:
-        """By name, a program's single numbers that are not trained, such as learning rates and those of metrics: the
-        variable and the bytes of its value.
-        """
+    def list_settings(self, program: str) -> list[str]:
+        """The names of a program's single numbers that are not trained: learning rates, and those of metrics."""
         known, (count, names) = len(self.naming.by_id), self._settings.get(program, (0, []))
         if count != known:
             alive, own = self.naming.find_alive(), self.naming.number_names(program)
             names = [name for name, each in alive.items() if name in own and _is_setting(each)]
             self._settings[program] = known, names
+        return names
+
+    def read_bytes(self, names: Iterable[str]) -> dict[str, tuple[Any, bytes]]:
+        """The variables of these names that this worker completely holds, and the bytes of their values."""
         found = {name: each for name in names if (each := self.naming.find(name)) is not None}
         return {n: (each, np.asarray(value).tobytes()) for n, (each, value) in self.group.read_own(found).items()}
 
-    def find_written(self, program: str, before: Mapping[str, tuple[Any, bytes]]) -> str:
-        """The name of a number that the script has written since `read_settings` returned `before`; "" if there is
-        none. Metrics that Keras resets do not count.
+    def find_written(self, before: Mapping[str, tuple[Any, bytes]]) -> str:
+        """The name of a number that the script has written since `read_bytes` returned `before`; "" if there is none.
+        Metrics that Keras resets do not count.
         """
-        present = self.read_settings(program) if before else {}
+        present = self.read_bytes(before)
         changed = {name: each for name, (each, value) in before.items() if present.get(name, (None, value))[1] != value}
         reset = {id(each) for each in keras_training.list_reset_variables()} if changed else ()
         return next((name for name, each in changed.items() if id(each) not in reset), "")
@@ -150,7 +152,8 @@ class KnownVariables:
         missing and steps of the program are `counted` there.
         """
         fresh = {name: path for name, path in self.add(program, variables).items() if name not in self._restored}
-        self._restore(fresh, variables, program, needed, self.group.restore, counted=counted)
+        elsewhere = self.restored_elsewhere
+        self._restore(fresh, variables, program, needed, self.group.restore, counted=counted, elsewhere=elsewhere)
 
     def restore_apart(
         self,
@@ -185,16 +188,16 @@ class KnownVariables:
         restore: Callable[[Source, Mapping[str, Any]], Sequence[str]],
         *,
         counted: bool = True,
+        elsewhere: Collection[int] = (),
     ) -> None:
         self._restored.update(names)
         if self.source is None:
             return
         reset = {id(each) for each in keras_training.list_reset_variables()}  # before the step, like all that is saved
-        kept = reset | self.restored_elsewhere.keys()
-        names = {name: path for name, path in names.items() if id(variables[path]) not in kept}
-        named = {name: variables[path] for name, path in names.items()}
+        done = reset.union(elsewhere)
+        named = {name: variables[path] for name, path in names.items() if id(variables[path]) not in done}
         missing = restore(self.source, named)
-        for name in named:
+        for name in names:
             self.source.kept.pop(name, None)
         if self._replayed is not None:
             self._replayed |= self.group.read_own(named)

@@ -53,6 +53,9 @@ class BatchState:
     variables: Mapping[str, Any]
 
 
+_FIRST_STEPS, _STEPS_BETWEEN = 4, 16
+
+
 @dataclass
 class ScriptState:
     """The position of the script between two steps of the leading program; this process has run `steps` of them.
@@ -60,8 +63,8 @@ class ScriptState:
     none. `is_complete`: all code between the last step and the next one has run. `batch_state` is the state before the
     callbacks that are being called. `epoch_snapshot` is the state after the last batch of an epoch, until the next step
     begins: validation and callbacks may change variables in between. `has_ended_epoch`: they may have begun to.
-    `settings` are values after the last step of a loop (`KnownVariables.read_settings`), and `written` is the name of
-    one that the loop has changed before its next step.
+    `settings` are values after the last step of a loop, and `written` is the name of one that the loop has changed
+    before a next step; `is_written`: before the last one.
     """
 
     steps: int = 0
@@ -74,14 +77,21 @@ class ScriptState:
     has_ended_epoch: bool = False
     settings: Mapping[str, tuple[Any, bytes]] = field(default_factory=dict)
     written: str = ""
+    is_written: bool = False
 
-    def count_step(self, settings: Mapping[str, tuple[Any, bytes]]) -> None:
-        """Count a completed step, which other code follows. In a loop, `settings` are the values after it."""
-        self.steps, self.is_complete, self.settings = self.steps + 1, False, settings
+    def count_step(self, variables: KnownVariables, loop: str) -> None:
+        """Count a completed step, which other code follows: a step of this program in a loop, or "". After the first
+        steps of a loop, and later after some of them, all its settings are read.
+        """
+        reads_all = self.steps < _FIRST_STEPS or self.steps % _STEPS_BETWEEN == 0
+        names = (variables.list_settings(loop) if reads_all else [self.written] * self.is_written) if loop else ()
+        self.steps, self.is_complete, self.settings = self.steps + 1, False, variables.read_bytes(names)
 
-    def find_written(self, variables: KnownVariables, program: str) -> None:
-        """Before the next step of a program: find out whether the loop writes variables between steps."""
-        self.written = self.written or variables.find_written(program, self.settings)
+    def find_written(self, variables: KnownVariables) -> None:
+        """Before the next step of a loop: find out whether the loop has written a variable since the last one."""
+        if self.settings:
+            found = variables.find_written(self.settings)
+            self.written, self.is_written = found or self.written, bool(found)
 
     def complete(self) -> None:
         """Record that all code between the last step and the next one has run."""
@@ -229,7 +239,7 @@ def _find_doubt(checkpoints: Checkpoints) -> str:
     fits = position.fit > 0 and not position.ended
     if checkpoints.leading.has_others or (script_state.steps < 2 and not fits):
         return "each step may be followed by other steps, and not all of them were completed"
-    if script_state.written and not fits:
+    if script_state.is_written and not fits and not checkpoints.known_variables.find_written(script_state.settings):
         return f"the loop writes {script_state.written!r} between its steps, and may not have done so for the next one"
     return f"{late[0]!r} of nb.state may be written after a step, which has not happened yet" if late else ""
 

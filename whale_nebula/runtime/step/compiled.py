@@ -136,8 +136,7 @@ class FunctionBuilder:
         def body(*tensors: Any) -> list[Any]:
             graph = tf.compat.v1.get_default_graph()
             taken = self._list_inputs(fragment, tensors, slots)
-            restored = map(self._restore_sizes, feeds, taken)
-            known = {tensor.name: given for tensor, given in zip(feeds, restored, strict=True)}
+            known = {tensor.name: given for tensor, given in zip(feeds, taken, strict=True)}
             known |= {f"{name}:0": graph.capture(external) for name, external in captures.items()}
             marks = [self._donor.tensor(Value(op)) for op in summed]
             found = import_nodes(definition, known, [tensor.name for tensor in (*fetches, *marks)])
@@ -151,7 +150,9 @@ class FunctionBuilder:
         """The tensors of all feeds in a function: `tensors`, and those that are handed over."""
         arguments = iter(tensors)
         return [
-            self._take_handed_over(value, slots[value]) if value in slots else next(arguments)
+            self._take_handed_over(value, slots[value])
+            if value in slots
+            else self._restore_sizes(self._donor.tensor(value), next(arguments))
             for value in fragment.feeds
         ]
 

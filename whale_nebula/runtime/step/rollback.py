@@ -254,7 +254,7 @@ def micro_batch_error(
             "the parts of the step cannot be traced",
             where=locations.describe(failure),
             why=f"an op needs a size that TensorFlow does not infer in a part: {_extract_message(failure)}",
-            mend="set the shape of the op's input: tf.ensure_shape(x, [None, 16])",
+            mend="compute the same with other ops, or leave the op out of nb.split",
         )
     rows = " and ".join(str(count) for count in sorted(set(counts)))
     return CaptureError(
