@@ -391,6 +391,18 @@ def test_error_after_resumption_keeps_models_of_earlier_loops(tmp_path: Path) ->
     assert run_script(run_two_loops, tmp_path / "broken", False) == expected
 
 
+def test_fit_with_fewer_epochs_than_trained_restores_the_model(tmp_path: Path) -> None:
+    """The `fit` trains nothing, and the next one may have other batches."""
+
+    def train(epochs: int, count: CountBatch) -> Any:
+        model = build_model(False)
+        return fit(model, count, epochs, rows=8)["loss"], int(model.optimizer.iterations), fit(model, count, rows=4)
+
+    run_script(lambda _, count: train(3, count), tmp_path, False, 13)
+    losses, steps, _ = run_script(lambda _, count: train(1, count), tmp_path, False)
+    assert len(losses) == 1 and np.frombuffer(steps, "int64")[0] == 12
+
+
 @pytest.mark.parametrize(
     ("script", "steps"), [pytest.param(run_steps_of_one_name, 12, marks=pytest.mark.grid), (run_two_loops, 60)]
 )

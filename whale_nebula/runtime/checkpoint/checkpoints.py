@@ -112,7 +112,7 @@ class Checkpoints:
     leading: LeadingProgram = field(default_factory=LeadingProgram)
     known_variables: KnownVariables = field(init=False)
     resume_at: Callable[[str], None] | None = None
-    _batch: str = ""
+    next_batch: str = ""
     _local_sgd_runners: dict[str, LocalSgdRunner] = field(default_factory=dict)
     _restore_requests: dict[str, int] = field(default_factory=dict)
     _finished: Position | None = None
@@ -153,7 +153,7 @@ class Checkpoints:
         part = self.source.parts.get(self.group.worker)
         same = set(self.source.manifest.workers) == set(self.group.everyone)
         self.intervals = dict(self.source.manifest.intervals) if same else {}
-        self._batch = part.batch if part is not None and same else ""
+        self.next_batch = part.batch if part is not None and same else ""
         self.time_account.resume(Goodput(**self.source.manifest.spent), self.source.manifest.at)
         self.extra_state.source = self.source
         self.known_variables.open(self.source, self.extra_state.written_between_steps)
@@ -257,7 +257,7 @@ class Checkpoints:
     # ------------------------------------------------------------------ steps
     def needs_batch(self, engine: Training) -> bool:
         """Whether the next batch of a program is needed before its step, to compare or to save its fingerprint."""
-        due = bool(self._batch) or any(level.due for level in self.levels)
+        due = bool(self.next_batch) or any(level.due for level in self.levels)
         return due and self._find_title(engine) == self.position.program
 
     def before_step(self, engine: Training, tensors: Sequence[Any]) -> None:
@@ -340,7 +340,7 @@ class Checkpoints:
 
     def _check_batch(self, tensors: Sequence[Any]) -> None:
         """Verify that the first batch is the one that the saved run would have trained next."""
-        expected, self._batch = self._batch, ""
+        expected, self.next_batch = self.next_batch, ""
         if expected and fingerprint(tensors) != expected:
             step = self.position.step
             raise CheckpointError(

@@ -46,7 +46,7 @@ class FitWatch(keras.callbacks.Callback):
     def __init__(self, checkpoints: Checkpoints, fit: keras_training.Fit, model: Any) -> None:
         super().__init__()
         self._checkpoints, self._fit, self._epoch, self._first_epoch = checkpoints, fit, fit.initial_epoch, 0
-        self._skips_batches = False
+        self._skips_batches = self._is_within = False
         checkpoints.count_last()
         checkpoints.fits += 1
         self._number = checkpoints.fits
@@ -58,15 +58,18 @@ class FitWatch(keras.callbacks.Callback):
             _skip_fit(checkpoints, model, fit, fit.initial_epoch + checkpoints.extra_state.count_epochs(self._number))
         elif self._resumed is not None:
             checkpoints.known_variables.restore_again()
-            complete = self._resumed.ended and fit.epochs <= self._resumed.epochs
-            self._first_epoch = fit.epochs if complete else self._resumed.epoch
+            ended, epoch = self._resumed.ended, self._resumed.epoch
+            complete = fit.epochs <= (self._resumed.epochs if ended else epoch)  # the script may ask for fewer epochs
+            self._is_within = not ended and not complete
+            self._first_epoch = fit.epochs if complete else epoch
             if not complete and self._first_epoch > fit.initial_epoch:
                 keras_training.append_logs(fit)
-            if self._resumed.ended:  # callbacks at the beginning of the next epoch may change the restored variables
-                _skip_fit(checkpoints, model, fit, self._resumed.epoch)
-            else:
+            if self._is_within:
                 keras_training.skip_epochs(fit, self._first_epoch)
-            checkpoints.skips = 0 if self._resumed.ended else self._resumed.batch
+            else:  # callbacks at the beginning of the next epoch may change the restored variables
+                checkpoints.next_batch = ""
+                _skip_fit(checkpoints, model, fit, epoch)
+            checkpoints.skips = self._resumed.batch if self._is_within else 0
         else:
             checkpoints.position = replace(checkpoints.position, fit=checkpoints.fits, ended=False)
 
@@ -79,7 +82,7 @@ class FitWatch(keras.callbacks.Callback):
             self._skips_batches = self._checkpoints.skips > 0
             for callback in self._fit.callbacks if self._skips_batches else ():
                 keras_training.suspend_saving(callback, lambda: self._skips_batches)
-            if not self._resumed.ended:
+            if self._is_within:
                 self._checkpoints.known_variables.begin_replay()
                 self._checkpoints.resume_at = self.resume_at
         first_epoch = self._fit.initial_epoch

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -22,6 +22,7 @@ import numpy as np
 from whale_nebula.codec.encoding import Encoding
 from whale_nebula.errors import DeadlineError, LinkClosedError, RemoteProtocolError
 from whale_nebula.ir.outer_optimizer import Numbers
+from whale_nebula.runtime.local_sgd.single_thread import SingleThread
 from whale_nebula.runtime.local_sgd.topology import ClusterSync, Differences, Ends, name_sender, read_numbers
 from whale_nebula.transport.mailbox import unsent_item_error
 from whale_nebula.wire.tensor import Bytes
@@ -200,7 +201,7 @@ class Pushes(ClusterSync):
     server: Server | None = None
     _in_flight: PushedDifference | None = None
     _synchronized_digest: int = 0
-    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-pushes"))
+    _thread: SingleThread = field(default_factory=lambda: SingleThread("nebula-pushes"))
 
     def begin(self, shared: Numbers | None = None) -> None:
         """Initialise the shared weights, including the server's."""
@@ -254,7 +255,7 @@ class Pushes(ClusterSync):
         """Stop the threads."""
         if self.server is not None:
             self.server.close()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.close()
 
     # ------------------------------------------------------------------ pushing a difference
     def _push(self, *, last: bool = False) -> None:

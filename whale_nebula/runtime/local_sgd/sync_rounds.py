@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from whale_nebula.ir.outer_optimizer import Numbers, Outer
 from whale_nebula.runtime.local_sgd.attendance import share_among
+from whale_nebula.runtime.local_sgd.single_thread import SingleThread
 from whale_nebula.runtime.local_sgd.topology import ClusterSync, Range, name_sender
 from whale_nebula.schedule.rounds import Timetable, list_ranges
 
@@ -57,8 +58,8 @@ class Rounds(ClusterSync):
     _states: dict[int, Any] = field(default_factory=dict)
     _in_flight: list[SentFragment] = field(default_factory=list)
     _round_number: int = 0
-    _sending: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-sends"))
-    _receiving: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-receives"))
+    _sending: SingleThread = field(default_factory=lambda: SingleThread("nebula-sends"))
+    _receiving: SingleThread = field(default_factory=lambda: SingleThread("nebula-receives"))
 
     def send_due(self) -> None:
         """After a step: send the fragments that are due."""
@@ -143,7 +144,7 @@ class Rounds(ClusterSync):
     def close(self) -> None:
         """Stop the threads."""
         for pool in (self._sending, self._receiving):
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.close()
 
     @property
     def fragments(self) -> int:

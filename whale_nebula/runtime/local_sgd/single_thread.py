@@ -1,0 +1,52 @@
+"""A thread that performs calls in order, also at the end of the process."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+
+class SingleThread:
+    """A daemon thread that performs calls in the order in which they are submitted. Python stops the threads of a
+    `ThreadPoolExecutor` before it calls the functions of `atexit`, but not this one: a run that is closed by `atexit`
+    needs it to save its last step.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name, self._started, self._closed = name, False, False
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Perform a call in the thread."""
+        if self._closed:
+            raise RuntimeError(f"thread {self._name} is closed")
+        if not self._started:
+            self._started = True
+            threading.Thread(target=_perform, args=(self._calls,), name=self._name, daemon=True).start()
+        future: Future[Any] = Future()
+        self._calls.put((future, lambda: function(*arguments)))
+        return future
+
+    def close(self) -> None:
+        """Stop the thread after the call that it performs now; calls after it are cancelled."""
+        self._closed = True
+        with contextlib.suppress(queue.Empty):
+            while (call := self._calls.get_nowait()) is not None:
+                call[0].cancel()
+        self._calls.put(None)
+
+
+def _perform(calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
+    while (call := calls.get()) is not None:
+        future, function = call
+        if not future.set_running_or_notify_cancel():
+            continue
+        try:
+            future.set_result(function())
+        except BaseException as error:  # as in a ThreadPoolExecutor
+            future.set_exception(error)
+        del call, future, function  # results are released although the thread waits
