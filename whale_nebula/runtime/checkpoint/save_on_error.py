@@ -54,6 +54,7 @@ class BatchState:
 
 
 _FIRST_STEPS, _STEPS_BETWEEN = 4, 16
+"""All settings of a loop are read after so many first steps, and later once in so many."""
 
 
 @dataclass
