@@ -68,6 +68,9 @@ WRITTEN: Mapping[str, tuple[list[str], str]] = {
     "branch that adds values of both clusters to a variable of none": (
         [*WHOLE, "if loss0 > .01:", "    m0.assign_add(tf.reduce_sum(vc0) + tf.reduce_sum(vc1))"], "m0 + 0.",
     ),
+    "value of the input that both stages read": (
+        ["x = tf.tanh(x)", *write_forward(0, second=" * x"), "vc0.assign_sub(gvc0)", "vc1.assign_sub(gvc1)"], "loss0",
+    ),
     "assertion on an updated variable": ([*WHOLE, *CHANGED], "loss0"),
     "assertion that holds after the update only": ([*HALVES, *CHANGED], "loss0"),
     "assertion on gradients and the loss": (

@@ -194,7 +194,8 @@ class _Builder:
         found: list[Boundary] = []
         for value, key in sorted(made.items()):
             readers = {each.place for each in self.keys_by_feed.get(value, ()) if each.staged} - {key.place}
-            if not readers:
+            op = program.graph.ops[value.op]
+            if not readers or (value.op in self.parts.pure and op.stage is None):  # each stage computes these itself
                 continue
             layout, scope = self.folds.layout(value), find_scope(program, value, readers)
             mask, reason = find_mask(program, value, readers)
