@@ -10,6 +10,7 @@ import ast
 import functools
 import json
 import re
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +22,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from tests.processes.random_steps import PLAIN, REFUSALS, draw_step, loses_digits, run_step, write_forward, write_step
 from tests.processes.worker_runs import SEED, list_workers, run_workers_and_reference
+from whale_nebula.errors import NebulaWarning
 
 DEADLINE = 900.0
 pytestmark = pytest.mark.timeout(DEADLINE)
@@ -168,7 +170,8 @@ def run_cut(text: str, name: str, links: str | None = None) -> Any:
     """What a step with scopes computes in this process, or the code of its refusal."""
     nb.shutdown()
     try:
-        with nb.init(links=links, seed=SEED):
+        with nb.init(links=links, seed=SEED), warnings.catch_warnings():
+            warnings.simplefilter("ignore", NebulaWarning)  # of fewer rows than micro-batches
             return run_step(text, nb, name)
     except REFUSALS as refusal:
         return refusal.code
