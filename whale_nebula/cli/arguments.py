@@ -70,10 +70,9 @@ def read_script(parser: Parser, argv: Sequence[str], options: Options) -> tuple[
     """
     words = split(argv, options)
     args = parser.read(words.options)
-    for word in itertools.takewhile(lambda word: word != "--", argv):
-        meant = (
-            closest(word.partition("=")[0], options, 0.8) if word.startswith("--") and word in words.arguments else None
-        )
+    before = itertools.takewhile(lambda word: word != "--", argv)
+    for word in (word for word in before if word.startswith("--") and word in words.arguments):
+        meant = closest(word.partition("=")[0], options, similarity=0.8)
         if meant is not None:
             silent = "write it after '--' if it is the script's"
             print(f"note: {word} is passed to the script: did you mean {meant}? ({silent})", file=sys.stderr)

@@ -215,13 +215,13 @@ _CHANGES = {
 """The ops that change what the script holds beside variables, by how their types begin."""
 
 
-def check_tables_and_queues(cut: Cut, where: Callable[[int], str]) -> None:
-    """Raise if a step of several workers changes a lookup table or a queue of the script: each process has its own, and
-    only that of the worker that runs the op would change. What another one reads later, in a step or outside, would be
-    old.
+def check_tables_and_queues(cut: Cut, effects: Collection[int], where: Callable[[int], str]) -> None:
+    """Raise if one of the `effects` of a step of several workers changes a lookup table or a queue of the script: each
+    process has its own, and only that of the worker that runs the op would change. What another one reads later, in a
+    step or outside, would be old.
     """
     graph = cut.program.graph
-    for op in graph.ops if len(cut.workers) > 1 else ():
+    for op in [graph.ops[index] for index in sorted(effects)] if len(cut.workers) > 1 else ():
         types = [each.type for each in graph.with_bodies([op])]
         changed = [kind for kind, begin in _CHANGES.items() if any(each.startswith(begin) for each in types)]
         if changed and find_written_handles(op, graph):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heappop, heappush
-from itertools import chain, zip_longest
+from itertools import chain
 from math import fsum
 from typing import Any, NamedTuple
 
@@ -352,7 +352,7 @@ class Completion:
         if together and op.type not in COOPERATIVE | _LOOKUP_OPS:
             return
         sides = [*found.inputs, *[None] * (len(op.inputs) - len(found.inputs))]
-        specs = [*self.list_input_specs(op, found)]
+        specs = self.list_input_specs(op, sides, found.outputs)
         units = self.count_units(op, [*sides, *found.outputs], [*specs, *map(self.spec, op.values)], label)
         if 0 < units < self.question.count:
             return  # a device would have an empty piece, which not every kernel supports
@@ -389,13 +389,17 @@ class Completion:
         found = self.question.facts.spec(value)
         return Spec(found.dtype, None) if found.dtype == "resource" else found
 
-    def list_input_specs(self, op: Op, found: Axes) -> Iterator[Spec]:
+    def list_input_specs(self, op: Op, sides: Sequence[Labels | None], outputs: Sequence[Labels | None]) -> list[Spec]:
         """The specs of an op's inputs; that of a variable's handle has the axes that the op's outputs have too."""
-        sides = [(side, self.spec(value).shape) for value, side in zip(op.values, found.outputs, strict=True)]
-        sizes = {label: size for side, shape in sides for label, size in zip(side or (), shape or (), strict=False)}
-        for value, side in zip_longest(op.inputs, found.inputs):
-            spec = self.spec(value)
-            yield Spec(spec.dtype, tuple(map(sizes.get, side))) if spec.dtype == "resource" and side else spec
+        specs = [self.spec(value) for value in op.inputs]
+        if all(spec.dtype != "resource" for spec in specs):
+            return specs
+        made = [(side, self.spec(value).shape) for value, side in zip(op.values, outputs, strict=True)]
+        sizes = {label: size for side, shape in made for label, size in zip(side or (), shape or (), strict=False)}
+        return [
+            Spec(spec.dtype, tuple(map(sizes.get, side))) if spec.dtype == "resource" and side else spec
+            for spec, side in zip(specs, sides, strict=True)
+        ]
 
     def choose_updates_layout(self, op: Op, variable: Layout) -> Layout:
         """The layout of rows that are scattered into a variable: a device receives all of its own rows, or a piece of

@@ -50,7 +50,7 @@ class RestrictedInputs:
         )
         if found and op.index in self.parts.pure:
             self._inputs_by_op[op.index] = found
-        if op.index not in self.parts.pure or op.stage is not None:
+        if not self.parts.is_made_by_each_reader(op):
             staged = op.stage is not None or self.parts.part.get(op.index, 0) % 3 == FORWARD
             label = self.program.labels.get(op.index) if staged else None
             for leaf in found if label is not None else ():
@@ -350,7 +350,8 @@ class Cutter:
         """The fragment of the forward that computes a value; None for the requesting one."""
         label, worker, at = self._find_stage(op.index, stage), self.homes.worker_of(stage), 3 * phase + FORWARD
         if op.index in self.parts.pure:
-            return None if op.stage is None or label == stage else Key("forward", phase, label)
+            here = label == stage or self.parts.is_made_by_each_reader(op)
+            return None if here else Key("forward", phase, label)
         part = self.parts.recomputed_checks.get(op.index, -1)
         home, kind = divmod(part if part // 3 == phase else self._find_part(op, at), 3)
         if kind == UPDATE:

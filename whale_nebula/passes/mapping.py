@@ -52,7 +52,7 @@ def map_workers(
     )
     cut = _Builder(program, parts, homes, cutter.run(), cutter, tuple(workers), folds).build()
     check_held_variables(cut, where)
-    check_tables_and_queues(cut, where)
+    check_tables_and_queues(cut, parts.effects, where)
     return cut
 
 
@@ -194,8 +194,7 @@ class _Builder:
         found: list[Boundary] = []
         for value, key in sorted(made.items()):
             readers = {each.place for each in self.keys_by_feed.get(value, ()) if each.staged} - {key.place}
-            op = program.graph.ops[value.op]
-            if not readers or (value.op in self.parts.pure and op.stage is None):  # each stage computes these itself
+            if not readers or self.parts.is_made_by_each_reader(program.graph.ops[value.op]):
                 continue
             layout, scope = self.folds.layout(value), find_scope(program, value, readers)
             mask, reason = find_mask(program, value, readers)

@@ -157,6 +157,10 @@ class Parts:
         """The phase in which an op runs."""
         return self.part.get(op, 0) // 3
 
+    def is_made_by_each_reader(self, op: Op) -> bool:
+        """Whether each stage that reads an op's values computes them, from the inputs: they are made in no stage."""
+        return op.index in self.pure and op.stage is None
+
 
 def split_parts(
     program: Program,

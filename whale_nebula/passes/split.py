@@ -180,7 +180,7 @@ def _find_gradients(cut: Cut, stage: int, count: int, slots: Collection[int]) ->
     """
     program, sums = cut.program, dict(list_accumulated_gradients(cut.program))
     forms, notes = {program.variable_ops[op].spec for op in slots}, []
-    others = find_late_gradients(cut, cut.workers_of(stage))
+    others = _find_late_gradients(cut, cut.workers_of(stage))
     given: dict[Value, Layout] = {}
     for request, part in _list_parts(cut, stage):
         holder = next(each for each in request.holders if each.source == part.source)
@@ -411,7 +411,7 @@ def list_accumulated_gradients(program: Program) -> Iterator[tuple[Value, Value]
                 yield holder.values[0], parts[0].values[0]
 
 
-def find_late_gradients(cut: Cut, workers: Collection[str]) -> frozenset[Value]:
+def _find_late_gradients(cut: Cut, workers: Collection[str]) -> frozenset[Value]:
     """The placeholders of gradients that anything but the update of their phase, on these workers, reads: an update
     passes values on whole.
     """
@@ -430,10 +430,11 @@ def list_whole_values(cut: Cut, stage: int, fragments: list[Fragment]) -> Iterat
     """The results of a stage's fragments that must be whole: those that others than the stage itself read."""
     inside = {value for fragment in fragments if fragment.stage == stage for value in fragment.feeds}
     outside = {value for fragment in list_fragments(cut) if fragment.stage != stage for value in fragment.feeds}
-    summed = {value for _, value in list_accumulated_gradients(cut.program)}
+    sums = dict(list_accumulated_gradients(cut.program))
+    summed = set(sums.values())
     flows = {flow.gradient for request in cut.program.requests for flow in request.flows}
-    late = find_late_gradients(cut, cut.workers_of(stage))
-    flows |= {part for holder, part in list_accumulated_gradients(cut.program) if holder in late}
+    late = _find_late_gradients(cut, cut.workers_of(stage))
+    flows |= {part for holder, part in sums.items() if holder in late}
     named = {*cut.merges, *(each.mask for each in cut.boundaries), *cut.program.returns, *flows}
     for fragment in fragments:
         for value in fragment.fetches:

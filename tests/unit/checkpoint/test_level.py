@@ -23,7 +23,9 @@ def test_closed_level_ends_its_threads() -> None:
     """That of the copies, too: a process that opens and shuts down several runs would keep one of each run."""
     copies = Copies(Mock(), Mock(), "npu/1", "npu/2")
     level = Level(Mock(), Mock(), Pace(), keep=2, copies=copies)
-    threads = [level._writer._thread, copies._writer._thread]
+    for each in (level._writer, copies._receiving):
+        each.submit(int).result(30)  # a thread starts with the first call
+    threads = [level._writer._thread, copies._receiving._thread]
     assert all(thread.is_alive() for thread in threads)
     level.close()
     for thread in threads:

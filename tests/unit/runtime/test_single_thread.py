@@ -1,4 +1,4 @@
-"""Calls in a thread of local SGD."""
+"""Calls in a thread that performs them in order."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from whale_nebula.runtime.local_sgd import single_thread
-from whale_nebula.runtime.local_sgd.single_thread import SingleThread
+from whale_nebula.runtime import single_thread
+from whale_nebula.runtime.single_thread import SingleThread
 
 _SCRIPT = """
 import atexit, runpy
@@ -34,7 +34,7 @@ def test_errors_are_passed_on_and_waiting_calls_are_cancelled() -> None:
     running = thread.submit(lambda: begun.set() or go.wait(10))
     waiting = thread.submit(print)
     assert begun.wait(10)
-    thread.close()
+    thread.close(cancel=True)
     go.set()
     assert running.result(10) and waiting.cancelled()
     with pytest.raises(RuntimeError, match="closed"):

@@ -19,7 +19,7 @@ import numpy as np
 from whale_nebula.checkpoint import files
 from whale_nebula.checkpoint.folder import Folder, FoundCheckpoint
 from whale_nebula.errors import CheckpointError, NebulaError, RemoteProtocolError
-from whale_nebula.runtime.checkpoint.writer import Writer
+from whale_nebula.runtime.single_thread import SingleThread
 from whale_nebula.transport import Key
 
 if TYPE_CHECKING:
@@ -145,13 +145,13 @@ class Copies:
     folder: Folder
     receiver: str
     sender: str
-    _writer: Writer = field(default_factory=Writer)
+    _receiving: SingleThread = field(default_factory=lambda: SingleThread("nebula-checkpoint"))
     _is_usable: bool = True
 
     def expect(self, step: int) -> None:
         """Receive the other host's part of a step in the background. All parts of the step are written."""
         channel = CopyChannel(self.session, self.sender, self.session.worker, step, _SAVING)
-        self._writer.submit(self._guard, lambda: receive_part(channel, self.folder))
+        self._receiving.submit(self._guard, lambda: receive_part(channel, self.folder))
 
     def send(self, step: int) -> None:
         """Send the part of a step, if it was written; returns when the other host has it."""
@@ -161,7 +161,7 @@ class Copies:
 
     def close(self) -> None:
         """Stop the thread that receives. It may still wait for a host that has failed."""
-        self._writer.close(wait=False)
+        self._receiving.close()
 
     def _guard(self, act: Callable[[], object]) -> None:
         """Call a function; after a failure, copying stops and training continues."""

@@ -30,8 +30,9 @@ from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.faults import failpoint
 from whale_nebula.runtime.checkpoint.copies import Copies
 from whale_nebula.runtime.checkpoint.group import Group
-from whale_nebula.runtime.checkpoint.writer import Snapshot, Writer, commit_parts, count_bytes, write_part
+from whale_nebula.runtime.checkpoint.writer import Snapshot, commit_parts, count_bytes, write_part
 from whale_nebula.runtime.session.absences import Absences
+from whale_nebula.runtime.single_thread import SingleThread
 from whale_nebula.site import Site, warn_at
 from whale_nebula.tf import tf
 from whale_nebula.transport import Link
@@ -141,7 +142,7 @@ class Level:
     due: bool = False
     copies: Copies | None = None
     check_room: Callable[[int], None] = lambda need: None
-    _writer: Writer = field(default_factory=Writer)
+    _writer: SingleThread = field(default_factory=lambda: SingleThread("nebula-checkpoint"))
     _pending: _Pending | None = None
     _committing: Future[None] | None = None
 
@@ -293,7 +294,7 @@ class Level:
 
     def close(self) -> None:
         """Release all resources at the end of the run."""
-        self._writer.close()
+        self._writer.close(wait=True)
         if self.copies is not None:
             self.copies.close()
         self.folder.unlock()

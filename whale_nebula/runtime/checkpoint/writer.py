@@ -6,13 +6,10 @@ Everything here runs concurrently with training, in a thread, on values that wer
 from __future__ import annotations
 
 import os
-import queue
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import tensorflow as tf
 
@@ -26,42 +23,9 @@ from whale_nebula.runtime.checkpoint.extra_state import make_put
 from whale_nebula.runtime.checkpoint.objects import Put
 from whale_nebula.runtime.checkpoint.slices import Entry, write_entries
 
-T = TypeVar("T")
 _STATE = "state"
 _BUNDLE = 256 << 20
 """The bytes of tensors after which a bundle is complete."""
-
-
-class Writer:
-    """A thread that calls functions in order. It continues while Python exits, unlike those of an executor."""
-
-    def __init__(self) -> None:
-        self._due: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="nebula-checkpoint", daemon=True)
-        self._thread.start()
-
-    def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Call a function with these arguments after all earlier ones; returns its future result."""
-        found: Future[T] = Future()
-
-        def call() -> None:
-            try:
-                found.set_result(function(*arguments))
-            except BaseException as error:
-                found.set_exception(error)
-
-        self._due.put(call)
-        return found
-
-    def close(self, *, wait: bool = True) -> None:
-        """Stop the thread after all submitted calls; returns then, or at once without `wait`."""
-        self._due.put(None)
-        if wait:
-            self._thread.join()
-
-    def _work(self) -> None:
-        while (call := self._due.get()) is not None:
-            call()
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ import numpy as np
 from whale_nebula.codec.encoding import Encoding
 from whale_nebula.errors import DeadlineError, LinkClosedError, RemoteProtocolError
 from whale_nebula.ir.outer_optimizer import Numbers
-from whale_nebula.runtime.local_sgd.single_thread import SingleThread
 from whale_nebula.runtime.local_sgd.topology import ClusterSync, Differences, Ends, name_sender, read_numbers
+from whale_nebula.runtime.single_thread import SingleThread
 from whale_nebula.transport.mailbox import unsent_item_error
 from whale_nebula.wire.tensor import Bytes
 
@@ -255,7 +255,7 @@ class Pushes(ClusterSync):
         """Stop the threads."""
         if self.server is not None:
             self.server.close()
-        self._thread.close()
+        self._thread.close(cancel=True)
 
     # ------------------------------------------------------------------ pushing a difference
     def _push(self, *, last: bool = False) -> None:

@@ -23,8 +23,8 @@ import tensorflow as tf
 
 from whale_nebula.ir.outer_optimizer import Numbers, Outer
 from whale_nebula.runtime.local_sgd.attendance import share_among
-from whale_nebula.runtime.local_sgd.single_thread import SingleThread
 from whale_nebula.runtime.local_sgd.topology import ClusterSync, Range, name_sender
+from whale_nebula.runtime.single_thread import SingleThread
 from whale_nebula.schedule.rounds import Timetable, list_ranges
 
 
@@ -144,7 +144,7 @@ class Rounds(ClusterSync):
     def close(self) -> None:
         """Stop the threads."""
         for pool in (self._sending, self._receiving):
-            pool.close()
+            pool.close(cancel=True)
 
     @property
     def fragments(self) -> int:

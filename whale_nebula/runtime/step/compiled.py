@@ -108,7 +108,7 @@ class FunctionBuilder:
         self.sums = sums
         self._xla = xla
         self._graph = Graph(()) if cut is None else cut.program.graph
-        self._sizes_are_fixed = cut is not None and has_fixed_sizes(cut.program)
+        self._sizes_are_fixed = cut is not None and _has_fixed_sizes(cut.program)
         self._layouts = {} if cut is None else dict(cut.layouts)
         self._shards = shards
         if shards is not None:
@@ -240,10 +240,10 @@ class FunctionBuilder:
         return [found.get(tensor.ref(), tensor) for tensor in fetches]
 
 
-def has_fixed_sizes(program: Program) -> bool:
+def _has_fixed_sizes(program: Program) -> bool:
     """Whether sizes that are known in the trace are those of all micro-batches: none depends on their rows."""
     is_divided = program.pipeline.micro_batch > 1 or any(stage.replicas > 1 for stage in program.stages)
-    return not is_divided or not any(leaf.batched and (leaf.spec.shape or ())[:1] != (None,) for leaf in program.leaves)
+    return not is_divided or all((leaf.spec.shape or ())[:1] == (None,) for leaf in program.leaves if leaf.batched)
 
 
 def _name_function(fragment: Fragment) -> str:

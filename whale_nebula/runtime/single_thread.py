@@ -7,37 +7,44 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class SingleThread:
     """A daemon thread that performs calls in the order in which they are submitted. Python stops the threads of a
     `ThreadPoolExecutor` before it calls the functions of `atexit`, but not this one: a run that is closed by `atexit`
-    needs it to save its last step.
+    needs it to save its last step. It starts with the first call.
     """
 
     def __init__(self, name: str) -> None:
-        self._name, self._started, self._closed = name, False, False
+        self._name, self._closed = name, False
+        self._thread: threading.Thread | None = None
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
 
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Perform a call in the thread."""
+    def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Perform a call after all earlier ones; returns its future result."""
         if self._closed:
             raise RuntimeError(f"thread {self._name} is closed")
-        if not self._started:
-            self._started = True
-            threading.Thread(target=_perform, args=(self._calls,), name=self._name, daemon=True).start()
-        future: Future[Any] = Future()
+        if self._thread is None:
+            self._thread = threading.Thread(target=_perform, args=(self._calls,), name=self._name, daemon=True)
+            self._thread.start()
+        future: Future[T] = Future()
         self._calls.put((future, lambda: function(*arguments)))
         return future
 
-    def close(self) -> None:
-        """Stop the thread after the call that it performs now; calls after it are cancelled."""
+    def close(self, *, cancel: bool = False, wait: bool = False) -> None:
+        """Stop the thread after all submitted calls, or, with `cancel`, after the one that it performs now; the others
+        are cancelled. With `wait` it returns then.
+        """
         self._closed = True
         with contextlib.suppress(queue.Empty):
-            while (call := self._calls.get_nowait()) is not None:
+            while cancel and (call := self._calls.get_nowait()) is not None:
                 call[0].cancel()
         self._calls.put(None)
+        if wait and self._thread is not None:
+            self._thread.join()
 
 
 def _perform(calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
